@@ -1,0 +1,137 @@
+"""Boxes: formats, frames and overlap.
+
+A name carries format and frame: `boxes_xyxy_px` are pixel edges (x1, y1, x2, y2) in the original image,
+`boxes_xyxy_square` the same in the letterboxed square the model sees.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+BoxArray = np.ndarray | torch.Tensor | Sequence[Sequence[float]]
+
+_MAX_OVERHANG = 0.5  # a box that leaves the image by more than this share of its side is no box of this image
+
+
+def to_array(boxes: BoxArray, what: str) -> np.ndarray:
+    """Copy boxes into a numeric array, keeping the number type.
+
+    Returns:
+        [O, 4]; an empty list gives [0, 4].
+
+    Raises:
+        ValueError: not numbers, or not four a box.
+    """
+    if isinstance(boxes, torch.Tensor):
+        boxes = boxes.detach().cpu()
+        boxes = (boxes.float() if boxes.dtype == torch.bfloat16 else boxes).numpy()
+    try:
+        array = np.array(boxes)
+    except ValueError as error:
+        raise ValueError(f"{what}: expected boxes of four numbers each, got {boxes!r:.200}") from error
+    if array.size == 0 and array.shape in ((0,), (0, 4), (1, 0)):
+        return np.zeros((0, 4), dtype=np.float32)
+    if array.dtype.kind not in "iuf" or array.ndim != 2 or array.shape[1] != 4:
+        raise ValueError(
+            f"{what}: expected a list of boxes of four numbers each, got shape {array.shape}, type {array.dtype}"
+        )
+    return array
+
+
+def validate_boxes_xyxy_px(boxes: BoxArray, width: int, height: int, what: str) -> np.ndarray:
+    """Check boxes given as xyxy pixels of an image and clip what is partly outside.
+
+    The format is declared, never guessed: boxes that look like another format are refused with the reason.
+
+    Args:
+        boxes: [O, 4]; an empty list is legal.
+        width, height: of the image, in pixels.
+        what: name of the sample or argument, for messages.
+
+    Returns:
+        float32 [O, 4], a new array.
+
+    Raises:
+        ValueError: not numbers; not finite; inverted or without area; outside the image; normalised coordinates.
+    """
+    array = to_array(boxes, what).astype(np.float64)
+    size = np.array([width, height, width, height], dtype=np.float64)
+    clipped = np.clip(array, 0, size)
+    for index, box in enumerate(array):
+        problem = _box_problem(box, clipped[index], size)
+        if problem is not None:
+            raise ValueError(
+                f"{what}: box {index}: {problem}; got {box.tolist()}, "
+                f"expected (x1, y1, x2, y2) in pixels of the {width}x{height} image"
+            )
+    return clipped.astype(np.float32)
+
+
+def _box_problem(box: np.ndarray, clipped: np.ndarray, size: np.ndarray) -> str | None:
+    """Why a box cannot be one of an image of this size, or None."""
+    if not np.isfinite(box).all():
+        return "a coordinate is not finite"
+    if box[2] < box[0] or box[3] < box[1]:
+        return "it is inverted (is it x, y, width, height?)"
+    if box[2] == box[0] or box[3] == box[1]:
+        return "it has no area"
+    if box.min() >= 0 and box.max() <= 1 and size.max() > 1:
+        return "all coordinates are within 0..1 (are they normalised?)"
+    if (clipped[2:] <= clipped[:2]).any():
+        return "it lies outside the image"
+    if (box > size * (1 + _MAX_OVERHANG)).any() or (box < -size * _MAX_OVERHANG).any():
+        return "it reaches far beyond the image (are the coordinates of another size, or 0..1000?)"
+    return None
+
+
+def xyxy_to_xywh(boxes_xyxy: np.ndarray) -> np.ndarray:
+    """(x1, y1, x2, y2) -> (x, y, width, height), [..., 4], a new array of the same type."""
+    return np.concatenate([boxes_xyxy[..., :2], boxes_xyxy[..., 2:] - boxes_xyxy[..., :2]], axis=-1)
+
+
+def xywh_to_xyxy(boxes_xywh: np.ndarray) -> np.ndarray:
+    """(x, y, width, height) -> (x1, y1, x2, y2), [..., 4], a new array of the same type."""
+    return np.concatenate([boxes_xywh[..., :2], boxes_xywh[..., :2] + boxes_xywh[..., 2:]], axis=-1)
+
+
+def iou_matrix(boxes_a_xyxy: np.ndarray, boxes_b_xyxy: np.ndarray) -> np.ndarray:
+    """Intersection over union of all pairs, float64 [A, B]; pairs without any area have 0."""
+    a = np.asarray(boxes_a_xyxy, dtype=np.float64).reshape(-1, 4)
+    b = np.asarray(boxes_b_xyxy, dtype=np.float64).reshape(-1, 4)
+    low = np.maximum(a[:, None, :2], b[None, :, :2])
+    high = np.minimum(a[:, None, 2:], b[None, :, 2:])
+    intersection = np.clip(high - low, 0, None).prod(axis=-1)  # [A, B]
+    area_a = np.clip(a[:, 2:] - a[:, :2], 0, None).prod(axis=-1)
+    area_b = np.clip(b[:, 2:] - b[:, :2], 0, None).prod(axis=-1)
+    union = area_a[:, None] + area_b[None, :] - intersection
+    return np.divide(intersection, union, out=np.zeros_like(union), where=union > 0)
+
+
+def letterbox_padding(width: int, height: int) -> tuple[int, int, int]:
+    """(side, pad left, pad top) of the centred square around an image; an odd remainder goes right or below."""
+    side = max(width, height)
+    return side, (side - width) // 2, (side - height) // 2
+
+
+def boxes_to_square(boxes_xyxy_px: BoxArray, width: int, height: int, size: int) -> np.ndarray:
+    """Move boxes from image pixels into the letterboxed square of `size` pixels.
+
+    The order of float32 operations is that of the released code, so that features agree to the last bit.
+
+    Returns:
+        float32 [O, 4] xyxy, a new array, not clipped.
+    """
+    boxes_xywh = xyxy_to_xywh(to_array(boxes_xyxy_px, "boxes")).astype(np.float32)
+    side, pad_left, pad_top = letterbox_padding(width, height)
+    boxes_xywh[:, 0] += np.float32(pad_left)
+    boxes_xywh[:, 1] += np.float32(pad_top)
+    return xywh_to_xyxy(boxes_xywh * np.float32(size / side))
+
+
+def boxes_from_square(boxes_xyxy_square: np.ndarray, width: int, height: int, size: int) -> np.ndarray:
+    """The inverse of `boxes_to_square`: float32 [O, 4] xyxy in image pixels."""
+    side, pad_left, pad_top = letterbox_padding(width, height)
+    offset = np.array([pad_left, pad_top, pad_left, pad_top], dtype=np.float64)
+    boxes = np.asarray(boxes_xyxy_square, dtype=np.float64).reshape(-1, 4)
+    return (boxes * (side / size) - offset).astype(np.float32)
