@@ -1,0 +1,135 @@
+"""What a reader did with a file, and the helpers that all readers share."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image
+
+_LISTED = 20  # problems kept in words; all are counted
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
+
+
+@dataclass
+class ReadReport:
+    """Counts of what was read and of what was left out, and why.
+
+    Attributes:
+        source: name of the data set.
+        annotations: the file.
+        rows: annotations seen.
+        samples, turns: what came out.
+        skipped: reason -> number of annotations left out.
+        noted: reason -> number of annotations that were kept and are worth knowing about.
+        problems: the first skipped or noted ones, in words.
+    """
+
+    source: str
+    annotations: str
+    rows: int = 0
+    samples: int = 0
+    turns: int = 0
+    skipped: Counter = field(default_factory=Counter)
+    noted: Counter = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+    def skip(self, reason: str, detail: str) -> None:
+        self.skipped[reason] += 1
+        self._list(f"skipped, {reason}: {detail}")
+
+    def note(self, reason: str, detail: str) -> None:
+        self.noted[reason] += 1
+        self._list(f"{reason}: {detail}")
+
+    def _list(self, problem: str) -> None:
+        if len(self.problems) < _LISTED:
+            self.problems.append(problem)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return {
+            "source": self.source,
+            "annotations": self.annotations,
+            "rows": self.rows,
+            "samples": self.samples,
+            "turns": self.turns,
+            "skipped": dict(self.skipped),
+            "noted": dict(self.noted),
+            "problems": list(self.problems),
+        }
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file.
+
+    Raises:
+        ValueError: missing or no JSON, naming the file and line.
+    """
+    try:
+        return json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: expected JSON, got {error.msg}") from error
+
+
+def read_json_lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Pairs of `file:line` and the object on that line; blank lines are passed over.
+
+    Raises:
+        ValueError: missing file; a line that is no JSON object or lacks one of `keys`.
+    """
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: expected a JSON object, got {line[:80]!r} ({error.msg})") from error
+        require_keys(row, keys, where)
+        yield where, row
+
+
+def require_keys(row: Any, keys: tuple[str, ...], where: str) -> None:
+    """Raise ValueError unless `row` is a dict with all `keys`."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    missing = [key for key in keys if key not in row]
+    if missing:
+        raise ValueError(f"{where}: expected the keys {', '.join(keys)}, missing {', '.join(missing)}")
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such annotation file")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8 text, got byte {error.start} ({error.reason})") from error
+
+
+def image_size(path: Path, where: str) -> tuple[int, int]:
+    """Width and height of the upright image, from its header only.
+
+    Raises:
+        ValueError: missing or unreadable, naming the annotation and the file.
+    """
+    if not path.is_file():
+        raise ValueError(f"{where}: image {path}: no such file")
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{where}: image {path}: cannot be read ({error})") from error
+    return (height, width) if turned else (width, height)
+
+
+def generator_for(*key: object) -> np.random.Generator:
+    """A random generator that depends on the key only: not on the process, the order or Python's hash seed."""
+    digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))
