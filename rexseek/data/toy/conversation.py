@@ -6,7 +6,21 @@ from rexseek.data.toy.facts import ALL_FACTS, NOUNS, describe, noun_matches, tru
 from rexseek.data.toy.vocabulary import COLOURS, SCENERY
 from rexseek.data.toy.world import Person, Scene
 
-_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_NUMBERS = (
+    "no",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+)
 _PLACES = ("on the left", "in the middle", "on the right")
 
 
@@ -42,7 +56,10 @@ def _count_question(scene: Scene, rng: random.Random) -> tuple[str, str]:
     noun = rng.choice(list(NOUNS))
     count = sum(noun_matches(noun, person) for person in scene.persons)
     name = noun if count == 1 else NOUNS[noun]
-    return f"How many {NOUNS[noun]} are in the image?", f"There {'is' if count == 1 else 'are'} {_NUMBERS[count]} {name}."
+    return (
+        f"How many {NOUNS[noun]} are in the image?",
+        f"There {'is' if count == 1 else 'are'} {_NUMBERS[count]} {name}.",
+    )
 
 
 def _presence_question(scene: Scene, rng: random.Random) -> tuple[str, str]:

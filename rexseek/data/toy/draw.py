@@ -36,7 +36,9 @@ class _Pen:
         self._draw("ellipse", [(x - radius_x, y - radius_y), (x + radius_x, y + radius_y)], colour)
 
     def half_disc(self, x, y, radius, colour) -> None:
-        self._draw("pieslice", [(x - radius, y - radius), (x + radius, y + radius)], colour, start=180, end=360)
+        self._draw(
+            "pieslice", [(x - radius, y - radius), (x + radius, y + radius)], colour, start=180, end=360
+        )
 
     def line(self, points, thickness, colour) -> None:
         self._draw("line", points, colour, width=max(1, round(thickness * _SCALE)), joint="curve")
@@ -54,7 +56,9 @@ def draw_scene(scene: Scene) -> tuple[Image.Image, list[np.ndarray]]:
     """
     pen = _Pen(scene.width, scene.height)
     _draw_background(pen, scene)
-    entries = [(thing.row, 0, thing.y, index, thing) for index, thing in enumerate(scene.things, len(scene.persons))]
+    entries = [
+        (thing.row, 0, thing.y, index, thing) for index, thing in enumerate(scene.things, len(scene.persons))
+    ]
     entries += [(person.row, 1, person.y, index, person) for index, person in enumerate(scene.persons)]
     for *_, index, item in sorted(entries, key=lambda entry: entry[:4]):
         pen.owner = index + 1
@@ -91,33 +95,55 @@ def _draw_tree(pen: _Pen, tree: Thing) -> None:
 
 def _draw_bush(pen: _Pen, bush: Thing) -> None:
     for dx in (-0.14, 0.0, 0.14):
-        pen.ellipse(bush.x + dx * bush.height, bush.y - 0.13 * bush.height, 0.13 * bush.height, 0.14 * bush.height, (85, 140, 60))
+        pen.ellipse(
+            bush.x + dx * bush.height,
+            bush.y - 0.13 * bush.height,
+            0.13 * bush.height,
+            0.14 * bush.height,
+            (85, 140, 60),
+        )
 
 
 def _draw_car(pen: _Pen, car: Thing) -> None:
     size, colour = car.height, COLOURS[car.colour]
     pen.rectangle(car.x - 0.32 * size, car.y - 0.26 * size, car.x + 0.32 * size, car.y - 0.08 * size, colour)
-    pen.rectangle(car.x - 0.18 * size, car.y - 0.4 * size, car.x + 0.18 * size, car.y - 0.26 * size, (190, 225, 235))
+    pen.rectangle(
+        car.x - 0.18 * size, car.y - 0.4 * size, car.x + 0.18 * size, car.y - 0.26 * size, (190, 225, 235)
+    )
     for dx in (-0.2, 0.2):
         pen.ellipse(car.x + dx * size, car.y - 0.07 * size, 0.07 * size, 0.07 * size, _DARK)
 
 
 def _draw_house(pen: _Pen, house: Thing) -> None:
     size = house.height
-    pen.rectangle(house.x - 0.28 * size, house.y - 0.5 * size, house.x + 0.28 * size, house.y, (222, 200, 170))
+    pen.rectangle(
+        house.x - 0.28 * size, house.y - 0.5 * size, house.x + 0.28 * size, house.y, (222, 200, 170)
+    )
     pen.polygon(
-        [(house.x - 0.34 * size, house.y - 0.5 * size), (house.x, house.y - 0.8 * size), (house.x + 0.34 * size, house.y - 0.5 * size)],
+        [
+            (house.x - 0.34 * size, house.y - 0.5 * size),
+            (house.x, house.y - 0.8 * size),
+            (house.x + 0.34 * size, house.y - 0.5 * size),
+        ],
         (150, 70, 60),
     )
     pen.rectangle(house.x - 0.07 * size, house.y - 0.25 * size, house.x + 0.07 * size, house.y, _WOOD)
 
 
 def _draw_lamp(pen: _Pen, lamp: Thing) -> None:
-    pen.rectangle(lamp.x - 0.02 * lamp.height, lamp.y - 0.9 * lamp.height, lamp.x + 0.02 * lamp.height, lamp.y, _DARK)
+    pen.rectangle(
+        lamp.x - 0.02 * lamp.height, lamp.y - 0.9 * lamp.height, lamp.x + 0.02 * lamp.height, lamp.y, _DARK
+    )
     pen.ellipse(lamp.x, lamp.y - 0.93 * lamp.height, 0.08 * lamp.height, 0.08 * lamp.height, (255, 240, 170))
 
 
-_DRAW_THING = {"tree": _draw_tree, "bush": _draw_bush, "car": _draw_car, "house": _draw_house, "lamp post": _draw_lamp}
+_DRAW_THING = {
+    "tree": _draw_tree,
+    "bush": _draw_bush,
+    "car": _draw_car,
+    "house": _draw_house,
+    "lamp post": _draw_lamp,
+}
 
 
 def _draw_person(pen: _Pen, person: Person, scene: Scene) -> None:
@@ -134,9 +160,22 @@ def _draw_person(pen: _Pen, person: Person, scene: Scene) -> None:
         _draw_bench(pen, person, hip)
     if person.name:
         cape = COLOURS[CHARACTERS[person.name]["cape"]]
-        pen.polygon([(person.x, chin), (person.x + 2.1 * half, hip + 0.25 * size), (person.x - 2.1 * half, hip + 0.25 * size)], cape)
+        pen.polygon(
+            [
+                (person.x, chin),
+                (person.x + 2.1 * half, hip + 0.25 * size),
+                (person.x - 2.1 * half, hip + 0.25 * size),
+            ],
+            cape,
+        )
     if person.hair[0] == "long":
-        pen.rectangle(person.x - 1.1 * head, chin - head, person.x + 1.1 * head, chin + 0.9 * head, HAIR_COLOURS[person.hair[1]])
+        pen.rectangle(
+            person.x - 1.1 * head,
+            chin - head,
+            person.x + 1.1 * head,
+            chin + 0.9 * head,
+            HAIR_COLOURS[person.hair[1]],
+        )
     _draw_legs(pen, person, hip, ground, half)
     if person.doing == "cycling":
         _draw_bicycle(pen, person)
@@ -159,7 +198,15 @@ def _draw_bicycle(pen: _Pen, person: Person) -> None:
     for dx in (-0.25, 0.25):
         pen.ring(person.x + dx * size, person.y - wheel, wheel, 0.035 * size, _DARK)
     handle = (person.x + side * 0.27 * size, person.y - 0.5 * size)
-    pen.line([(person.x - 0.25 * size, person.y - wheel), (person.x, person.y - 0.33 * size), (person.x + 0.25 * size, person.y - wheel)], 0.03 * size, (90, 90, 200))
+    pen.line(
+        [
+            (person.x - 0.25 * size, person.y - wheel),
+            (person.x, person.y - 0.33 * size),
+            (person.x + 0.25 * size, person.y - wheel),
+        ],
+        0.03 * size,
+        (90, 90, 200),
+    )
     pen.line([(person.x + side * 0.25 * size, person.y - wheel), handle], 0.03 * size, (90, 90, 200))
 
 
@@ -179,7 +226,12 @@ def _draw_legs(pen: _Pen, person: Person, hip: float, ground: float, half: float
         pen.ellipse(foot[0] + side * 0.015 * size, ground - 0.015 * size, 0.055 * size, 0.025 * size, _DARK)
     if person.bottom and bottom_kind == "skirt":
         hem = hip + 0.55 * (ground - hip)
-        points = [(person.x - half, hip - 0.03 * size), (person.x + half, hip - 0.03 * size), (person.x + 1.9 * half, hem), (person.x - 1.9 * half, hem)]
+        points = [
+            (person.x - half, hip - 0.03 * size),
+            (person.x + half, hip - 0.03 * size),
+            (person.x + 1.9 * half, hem),
+            (person.x - 1.9 * half, hem),
+        ]
         pen.polygon(points, COLOURS[bottom_colour])
 
 
@@ -194,8 +246,12 @@ def _draw_trunk(pen: _Pen, person: Person, chin: float, hip: float, half: float)
     else:
         pen.rectangle(person.x - 1.15 * half, chin, person.x + 1.15 * half, hip + 0.03 * size, colour)
     if person.top and person.top[0] == "jacket":  # an open jacket shows a gray vest and has a long hem
-        pen.rectangle(person.x - 1.3 * half, hip - 0.02 * size, person.x + 1.3 * half, hip + 0.09 * size, colour)
-        pen.rectangle(person.x - 0.35 * half, chin, person.x + 0.35 * half, hip + 0.09 * size, (170, 170, 175))
+        pen.rectangle(
+            person.x - 1.3 * half, hip - 0.02 * size, person.x + 1.3 * half, hip + 0.09 * size, colour
+        )
+        pen.rectangle(
+            person.x - 0.35 * half, chin, person.x + 0.35 * half, hip + 0.09 * size, (170, 170, 175)
+        )
     if person.name:
         emblem = COLOURS[CHARACTERS[person.name]["emblem"]]
         pen.ellipse(person.x, chin + 0.4 * (hip - chin), 0.6 * half, 0.6 * half, emblem)
@@ -208,7 +264,13 @@ def _draw_head(pen: _Pen, person: Person, y: float, radius: float) -> None:
     if person.beard:
         pen.half_disc(person.x, y + 1.1 * radius, 0.75 * radius, (70, 45, 30))
     if person.glasses:
-        pen.rectangle(person.x - 0.85 * radius, y - 0.05 * radius, person.x + 0.85 * radius, y + 0.3 * radius, (15, 15, 20))
+        pen.rectangle(
+            person.x - 0.85 * radius,
+            y - 0.05 * radius,
+            person.x + 0.85 * radius,
+            y + 0.3 * radius,
+            (15, 15, 20),
+        )
     else:
         for side in (-1, 1):
             pen.ellipse(person.x + side * 0.35 * radius, y + 0.1 * radius, 0.1 * radius, 0.12 * radius, _DARK)
@@ -216,12 +278,26 @@ def _draw_head(pen: _Pen, person: Person, y: float, radius: float) -> None:
         garment, colour = person.hat[0], COLOURS[person.hat[1]]
         brim = y - 0.45 * radius
         if garment == "top hat":
-            pen.rectangle(person.x - 0.85 * radius, brim - 1.5 * radius, person.x + 0.85 * radius, brim, colour)
-            pen.rectangle(person.x - 1.6 * radius, brim - 0.3 * radius, person.x + 1.6 * radius, brim + 0.05 * radius, colour)
+            pen.rectangle(
+                person.x - 0.85 * radius, brim - 1.5 * radius, person.x + 0.85 * radius, brim, colour
+            )
+            pen.rectangle(
+                person.x - 1.6 * radius,
+                brim - 0.3 * radius,
+                person.x + 1.6 * radius,
+                brim + 0.05 * radius,
+                colour,
+            )
         else:
             side = -1 if person.flip else 1
             pen.half_disc(person.x, brim + 0.1 * radius, 1.2 * radius, colour)
-            pen.rectangle(*sorted((person.x, person.x + side * 1.9 * radius))[:1], brim - 0.15 * radius, max(person.x, person.x + side * 1.9 * radius), brim + 0.12 * radius, colour)
+            pen.rectangle(
+                *sorted((person.x, person.x + side * 1.9 * radius))[:1],
+                brim - 0.15 * radius,
+                max(person.x, person.x + side * 1.9 * radius),
+                brim + 0.12 * radius,
+                colour,
+            )
 
 
 def _draw_arms(pen: _Pen, person: Person, scene: Scene, shoulder: float, half: float) -> None:
@@ -289,7 +365,9 @@ def _draw_held(pen: _Pen, person: Person, hand: tuple[float, float], side: int) 
         pen.rectangle(x - 0.06 * size, y - 0.11 * size, x + 0.09 * size, y + 0.04 * size, colour)
     else:  # flag
         pen.line([(x, y + 0.1 * size), (x, y - 0.5 * size)], 0.025 * size, _WOOD)
-        pen.polygon([(x, y - 0.5 * size), (x + side * 0.24 * size, y - 0.4 * size), (x, y - 0.3 * size)], colour)
+        pen.polygon(
+            [(x, y - 0.5 * size), (x + side * 0.24 * size, y - 0.4 * size), (x, y - 0.3 * size)], colour
+        )
 
 
 def _draw_dog(pen: _Pen, person: Person, hand: tuple[float, float], side: int) -> None:

@@ -90,7 +90,9 @@ def _clothes_facts() -> list[Fact]:
     for slot, garments in (("hat", HATS), ("top", TOPS), ("bottom", BOTTOMS), ("dress", ("dress",))):
         for garment in garments:
             facts.append(
-                _wearing(garment, lambda p, s=slot, g=garment: bool(getattr(p, s)) and getattr(p, s)[0] == g, slot)
+                _wearing(
+                    garment, lambda p, s=slot, g=garment: bool(getattr(p, s)) and getattr(p, s)[0] == g, slot
+                )
             )
             for colour in COLOURS:
                 pair = (garment, colour)
@@ -122,11 +124,21 @@ def _body_facts() -> list[Fact]:
     ]
     for length in ("long", "short"):
         facts.append(
-            Fact("hair length", (f"with {length} hair",), (f"without {length} hair",), lambda p, v=length: p.hair[0] == v)
+            Fact(
+                "hair length",
+                (f"with {length} hair",),
+                (f"without {length} hair",),
+                lambda p, v=length: p.hair[0] == v,
+            )
         )
     for colour in HAIR_COLOURS:
         facts.append(
-            Fact("hair colour", (f"with {colour} hair",), (f"without {colour} hair",), lambda p, v=colour: p.hair[1] == v)
+            Fact(
+                "hair colour",
+                (f"with {colour} hair",),
+                (f"without {colour} hair",),
+                lambda p, v=colour: p.hair[1] == v,
+            )
         )
     return facts
 
@@ -178,7 +190,9 @@ def true_facts(person: Person, facts: list[Fact]) -> list[Fact]:
 
 def most_specific(person: Person) -> list[Fact]:
     """The facts that together say everything of a person, each thing once and with its colour."""
-    facts = [fact for fact in true_facts(person, ALL_FACTS) if not (fact.slot in _PAIRED and fact.pair is None)]
+    facts = [
+        fact for fact in true_facts(person, ALL_FACTS) if not (fact.slot in _PAIRED and fact.pair is None)
+    ]
     return facts
 
 

@@ -110,12 +110,18 @@ class Narrator:
         """Puts noun and words together, plural where several answer."""
         words = f" {words}" if words else ""
         if len(answers) > 1 and self.rng.random() < 0.8:
-            start = self.rng.choice((NOUNS[noun], f"all {NOUNS[noun]}", f"the {NOUNS[noun]}", f"every {noun}"))
+            start = self.rng.choice(
+                (NOUNS[noun], f"all {NOUNS[noun]}", f"the {NOUNS[noun]}", f"every {noun}")
+            )
             if noun == "person" and words and self.rng.random() < 0.2:
                 start = "everyone"
         else:
             start = self.rng.choice((f"the {noun}", f"the {noun}", noun))
-        return (start + words).replace("people who has", "people who have").replace("men who has", "men who have")
+        return (
+            (start + words)
+            .replace("people who has", "people who have")
+            .replace("men who has", "men who have")
+        )
 
     def _anchor(self) -> tuple[int, str, tuple] | None:
         """A person who is described unambiguously by a noun and one fact (or by name)."""
@@ -173,7 +179,9 @@ class Narrator:
         if kind == "half":
             side = self.rng.choice(("left", "right"))
             answers = self._side_of(self.scene.width / 2, side)
-            words = self.rng.choice((f"on the {side} side of the picture", f"in the {side} half of the image"))
+            words = self.rng.choice(
+                (f"on the {side} side of the picture", f"in the {side} half of the image")
+            )
             return _Claim(words, answers) if answers else None
         if kind == "row":
             return self._row_place()
@@ -188,7 +196,9 @@ class Narrator:
         box = self.scene.boxes[len(self.scene.persons) + position]
         if kind == "next to":
             answers = self._next_to(box, thing.row)
-            words = self.rng.choice((f"next to the {name}", f"beside the {name}", f"standing near the {name}"))
+            words = self.rng.choice(
+                (f"next to the {name}", f"beside the {name}", f"standing near the {name}")
+            )
         else:
             side = self.rng.choice(("left", "right"))
             answers = self._side_of((box[0] + box[2]) / 2, side)
@@ -241,7 +251,11 @@ class Narrator:
         answers = self._with_noun(noun, frozenset.intersection(*(claim.answers for claim in claims)))
         joint = self.rng.choice((" and ", " "))
         words = joint.join(claim.words for claim in claims)
-        return self._phrase(noun, words, answers), answers, tuple(pair for claim in claims for pair in claim.pairs)
+        return (
+            self._phrase(noun, words, answers),
+            answers,
+            tuple(pair for claim in claims for pair in claim.pairs),
+        )
 
     def _say_attribute(self):
         if self.rng.random() < 0.06:
@@ -263,14 +277,28 @@ class Narrator:
         """`the leftmost person`, `the second woman from the right`."""
         side = self.rng.choice(("left", "right"))
         rank = self.rng.choice((1, 1, 1, 2, 2, 3))
-        order = sorted(self._with_noun(noun, self.everyone), key=lambda index: self.centres[index], reverse=side == "right")
+        order = sorted(
+            self._with_noun(noun, self.everyone),
+            key=lambda index: self.centres[index],
+            reverse=side == "right",
+        )
         if len(order) < max(rank, 2):
             return None
-        nearby = [abs(self.centres[order[rank - 1]] - self.centres[other]) for other in order[: rank + 1] if other != order[rank - 1]]
+        nearby = [
+            abs(self.centres[order[rank - 1]] - self.centres[other])
+            for other in order[: rank + 1]
+            if other != order[rank - 1]
+        ]
         if min(nearby) < 0.03 * self.scene.width:
             return None
         if rank == 1:
-            words = self.rng.choice((f"the {side}most {noun}", f"the {noun} furthest to the {side}", f"the {noun} on the far {side}"))
+            words = self.rng.choice(
+                (
+                    f"the {side}most {noun}",
+                    f"the {noun} furthest to the {side}",
+                    f"the {noun} on the far {side}",
+                )
+            )
         else:
             words = f"the {('second', 'third')[rank - 2]} {noun} from the {side}"
         return words, frozenset({order[rank - 1]}), ()
@@ -294,7 +322,11 @@ class Narrator:
             return None
         partner = self.scene.persons[anchor[0]].partner
         person = self.scene.persons[partner]
-        verb = {"holding hands": "holding hands with", "giving": "giving a present to", "receiving": "receiving a present from"}
+        verb = {
+            "holding hands": "holding hands with",
+            "giving": "giving a present to",
+            "receiving": "receiving a present from",
+        }
         text = f"the {self._noun_for(person)} {verb[person.doing]} {anchor[1]}"
         return text, frozenset({partner}), anchor[2]
 
@@ -316,7 +348,15 @@ class Narrator:
         if len(answers) == len(place.answers):
             return None
         orders = (f"{claim.words} {place.words}", f"{place.words} {claim.words}")
-        return self._phrase(noun, self.rng.choice(orders[: 1 if "than" in place.words or " of the " in place.words else 2]), answers), answers, claim.pairs + place.pairs
+        return (
+            self._phrase(
+                noun,
+                self.rng.choice(orders[: 1 if "than" in place.words or " of the " in place.words else 2]),
+                answers,
+            ),
+            answers,
+            claim.pairs + place.pairs,
+        )
 
     def _say_inner_position_two_stage(self):
         return self._two_stage(self._inner_place(neighbours=False))
@@ -346,7 +386,11 @@ class Narrator:
         negation = self.rng.choice(denied.negations)
         if len(answers) == 1:
             negation = negation.replace("who do not", "who does not")
-        return self._phrase(noun, words + negation, answers), answers, pairs + ((denied.pair,) if denied.pair else ())
+        return (
+            self._phrase(noun, words + negation, answers),
+            answers,
+            pairs + ((denied.pair,) if denied.pair else ()),
+        )
 
     def _say_celebrity(self):
         present = [(person.name, index) for index, person in enumerate(self.scene.persons) if person.name]
@@ -371,11 +415,17 @@ class Narrator:
         noun, chosen = said
         changed = self.rng.randrange(len(chosen) + 1)
         if changed == len(chosen):
-            noun = self.rng.choice([kind for kind in ("man", "woman", "boy", "girl", "child", "adult") if kind != noun])
+            noun = self.rng.choice(
+                [kind for kind in ("man", "woman", "boy", "girl", "child", "adult") if kind != noun]
+            )
         else:
             old = chosen[changed]
             pool = self._attribute_facts + INNER_INTERACTIONS + OUTER_INTERACTIONS
-            others = [fact for fact in pool if fact.slot == old.slot and fact is not old and bool(fact.pair) == bool(old.pair)]
+            others = [
+                fact
+                for fact in pool
+                if fact.slot == old.slot and fact is not old and bool(fact.pair) == bool(old.pair)
+            ]
             if not others:
                 return None
             chosen[changed] = self.rng.choice(others)

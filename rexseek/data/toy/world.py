@@ -72,7 +72,9 @@ class Scene:
     height: int
     persons: list[Person]
     things: list[Thing]
-    boxes: list[tuple[float, float, float, float]] = field(default_factory=list)  # set by draw_scene: persons, then things
+    boxes: list[tuple[float, float, float, float]] = field(
+        default_factory=list
+    )  # set by draw_scene: persons, then things
 
 
 def sample_scene(rng: random.Random, hold_out: bool) -> Scene:
@@ -173,7 +175,9 @@ def _place_row(rng, groups, row, rows, size, persons, things) -> None:
     """Places groups and scenery along one row; back rows are smaller. Neighbours may overlap a little."""
     width, height = size
     ground = height * (0.97 - 0.93 * (rows - 1 - row) / (rows + 0.35)) - rng.uniform(0, 0.03) * height
-    stature = height * {1: rng.uniform(0.42, 0.62), 2: rng.uniform(0.34, 0.40), 3: rng.uniform(0.255, 0.28)}[rows]
+    stature = (
+        height * {1: rng.uniform(0.42, 0.62), 2: rng.uniform(0.34, 0.40), 3: rng.uniform(0.255, 0.28)}[rows]
+    )
     stature *= 1.0 - 0.06 * (rows - 1 - row)
     parts: list[list[Person] | str] = list(groups)
     for _ in range(rng.choice((0, 1, 1, 2)) if len(groups) < 5 else rng.choice((0, 1))):

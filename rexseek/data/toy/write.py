@@ -30,10 +30,12 @@ class Split:
 
 SPLITS = {
     "train": Split(
-        True, {"attribute": 3, "position": 2, "interaction": 2, "reasoning": 2, "celebrity": 1, "rejection": 3}
+        True,
+        {"attribute": 3, "position": 2, "interaction": 2, "reasoning": 2, "celebrity": 1, "rejection": 3},
     ),
     "test": Split(
-        False, {"attribute": 1, "position": 1, "interaction": 1, "reasoning": 1, "celebrity": 2, "rejection": 1}
+        False,
+        {"attribute": 1, "position": 1, "interaction": 1, "reasoning": 1, "celebrity": 2, "rejection": 1},
     ),
 }
 
@@ -158,7 +160,9 @@ class _Writer:
             )
 
     def _add_texts(self, name: str, scene: Scene, order: list[int]) -> None:
-        regions = [{"box": scene.boxes[index], "descriptions": [self._description(scene, index)]} for index in order]
+        regions = [
+            {"box": scene.boxes[index], "descriptions": [self._description(scene, index)]} for index in order
+        ]
         self.regions.append({"image_name": name, "regions": regions})
         self.captions.append(_llava_row(name, [caption(scene, self.rng)]))
         self.conversations.append(_llava_row(name, conversation(scene, self.rng)))
@@ -173,7 +177,11 @@ class _Writer:
     def finish(self) -> None:
         categories = [{"id": number, "name": name} for number, name in enumerate(CATEGORIES, 1)]
         instances = {"images": self.images, "annotations": self.instances, "categories": categories}
-        for name, value in (("captions", self.captions), ("conversations", self.conversations), ("instances", instances)):
+        for name, value in (
+            ("captions", self.captions),
+            ("conversations", self.conversations),
+            ("instances", instances),
+        ):
             (self.output / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
         for name, rows in (("regions", self.regions), ("annotations", self.annotations)):
             lines = "".join(json.dumps(row) + "\n" for row in rows)
