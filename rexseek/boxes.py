@@ -5,11 +5,14 @@ A name carries format and frame: `boxes_xyxy_px` are pixel edges (x1, y1, x2, y2
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
-import torch
 
-BoxArray = np.ndarray | torch.Tensor | Sequence[Sequence[float]]
+if TYPE_CHECKING:  # numpy is enough to use this module
+    import torch
+
+BoxArray = Union[np.ndarray, "torch.Tensor", Sequence[Sequence[float]]]
 
 _MAX_OVERHANG = 0.5  # a box that leaves the image by more than this share of its side is no box of this image
 
@@ -23,9 +26,9 @@ def to_array(boxes: BoxArray, what: str) -> np.ndarray:
     Raises:
         ValueError: not numbers, or not four a box.
     """
-    if isinstance(boxes, torch.Tensor):
+    if hasattr(boxes, "detach"):  # a tensor; numpy knows no bfloat16
         boxes = boxes.detach().cpu()
-        boxes = (boxes.float() if boxes.dtype == torch.bfloat16 else boxes).numpy()
+        boxes = (boxes.float() if boxes.element_size() == 2 else boxes).numpy()
     try:
         array = np.array(boxes)
     except ValueError as error:

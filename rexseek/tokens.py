@@ -24,9 +24,7 @@ IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 REFUSAL = "There is no such thing in this image."
 
 _QUESTION = "Please detect {expression} in this image. Answer the question with object indexes."
-_RESERVED = re.compile(
-    r"<image>|<objfeat>|<obj\d+>|</?ground>|</?objects>|</?tool_call>|<\|[A-Za-z0-9_]+\|>"
-)
+_RESERVED = re.compile(r"<image>|<objfeat>|<obj\d+>|</?ground>|</?objects>|</?tool_call>|<\|[A-Za-z0-9_]+\|>")
 _BLOCK = re.compile(r"<ground>(.*?)</ground><objects>(.*?)</objects>", re.DOTALL)
 _INDEX = re.compile(r"<obj(0|[1-9][0-9]*)>")
 
@@ -100,7 +98,9 @@ def render_answer(blocks: Sequence[tuple[str, Sequence[int]]]) -> str:
         if len(set(numbers)) != len(numbers):
             raise ValueError(f"phrase {phrase!r}: expected distinct object indices, got {numbers}")
         if numbers and not 0 <= numbers[0] <= numbers[-1] < MAX_OBJECTS:
-            raise ValueError(f"phrase {phrase!r}: expected object indices in 0..{MAX_OBJECTS - 1}, got {numbers}")
+            raise ValueError(
+                f"phrase {phrase!r}: expected object indices in 0..{MAX_OBJECTS - 1}, got {numbers}"
+            )
         objects = "".join(OBJECT_TOKENS[number] for number in numbers)
         parts.append(f"{GROUND_START}{phrase}{GROUND_END}{OBJECTS_START}{objects}{OBJECTS_END}")
     if all(len(indices) == 0 for _, indices in blocks):
@@ -126,7 +126,9 @@ def parse_answer(text: str, num_objects: int) -> ParsedAnswer:
     while position < len(body):
         match = _BLOCK.match(body, position)
         if match is None:
-            return _malformed(f"expected a block or the end at character {position}, got {body[position:][:60]!r}")
+            return _malformed(
+                f"expected a block or the end at character {position}, got {body[position:][:60]!r}"
+            )
         phrase, objects = match.group(1).strip(), match.group(2)
         problem = _block_problem(phrase, objects, num_objects)
         if problem is None and any(phrase == earlier for earlier, _ in blocks):

@@ -1,0 +1,242 @@
+"""RexSeekForConditionalGeneration: choose among candidate boxes by their index tokens (arXiv 2503.08507, section 4).
+
+Legend: B rows, T tokens of a row, I images, P image tokens of an image, O objects, D width of the language model.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from timm.models.convnext import ConvNeXtBlock
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Cache,
+    CLIPVisionModel,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers import initialization as init
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from rexseek.config import RexSeekConfig
+from rexseek.model.object_tokens import object_features
+from rexseek.model.vision import ConvNextTower, clip_patches, idle_clip_parameters, image_features
+from rexseek.tokens import IMAGE_TOKEN_ID, OBJECT_FEATURE_TOKEN_ID
+
+_LAYER_SCALE = 1e-6  # ConvNeXt's at initialisation
+_MASKED = -6e4  # lowest value of an additive mask: finite in every float type, so that no row becomes NaN
+_IMAGE_INPUTS = ("pixel_values", "pixel_values_aux", "object_boxes", "num_objects")
+
+
+class Projector(nn.Sequential):
+    """Two linear layers with GELU between them, into the language model's width."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(
+            nn.Linear(in_features, out_features), nn.GELU(), nn.Linear(out_features, out_features)
+        )
+
+
+class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
+    """CLIP and ConvNeXt, two projectors, and a causal language model.
+
+    Submodules: `vision_tower` (CLIP), `vision_tower_aux` (ConvNeXt), `image_projector`, `object_projector`,
+    `language_model` (the causal language model of the config).
+    """
+
+    config: RexSeekConfig
+    config_class = RexSeekConfig
+    main_input_name = "input_ids"
+    input_modalities = ("image", "text")
+    accepts_loss_kwargs = True
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["ConvNeXtBlock"]
+    _skip_keys_device_placement = ["cache"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_attention_backend = True
+
+    def __init__(self, config: RexSeekConfig) -> None:
+        super().__init__(config)
+        width = config.text_config.hidden_size
+        self.vision_tower = CLIPVisionModel._from_config(config.vision_config)
+        self.vision_tower_aux = ConvNextTower(config.convnext_depths, config.convnext_dims)
+        self.image_projector = Projector(config.image_feature_size, width)
+        self.object_projector = Projector(config.object_feature_size, width)
+        self.language_model = AutoModelForCausalLM.from_config(config.text_config)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, ConvNeXtBlock):
+            init.constant_(module.gamma, _LAYER_SCALE)
+        elif isinstance(module, Projector):  # PyTorch's own initialisation, as released
+            for linear in (module[0], module[2]):
+                init.kaiming_uniform_(linear.weight, a=math.sqrt(5))
+                bound = 1 / math.sqrt(linear.in_features)
+                init.uniform_(linear.bias, -bound, bound)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The language model's token table."""
+        return self.language_model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the language model's token table."""
+        self.language_model.set_input_embeddings(value)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The language model's head."""
+        return self.language_model.get_output_embeddings()
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Replace the language model's head."""
+        self.language_model.set_output_embeddings(value)
+
+    def idle_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters that cannot learn: CLIP's layers behind the selected hidden state. Keep them frozen."""
+        return idle_clip_parameters(self.vision_tower, self.config.num_vision_layers)
+
+    def encode(
+        self, pixel_values: Tensor, pixel_values_aux: Tensor, object_boxes: Tensor, num_objects: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Image and object tokens of a batch of images.
+
+        Args:
+            pixel_values: [I, 3, s, s], CLIP's input.
+            pixel_values_aux: [I, 3, S, S], ConvNeXt's input.
+            object_boxes: float32 [sum O, 4] xyxy in the S-square, the images' boxes one after another.
+            num_objects: int64 [I].
+
+        Returns:
+            image tokens [I, P, D] and object tokens [sum O, D].
+
+        Raises:
+            ValueError: boxes that are not float32 (half precision loses pixels), or counts that do not fit.
+        """
+        counts = num_objects.tolist()
+        if object_boxes.dtype != torch.float32:
+            raise ValueError(f"object_boxes must be float32, got {object_boxes.dtype}")
+        if len(counts) != len(pixel_values) or sum(counts) != len(object_boxes):
+            raise ValueError(
+                f"num_objects {counts} does not fit {len(pixel_values)} images and {len(object_boxes)} boxes"
+            )
+        dtype = self.image_projector[0].weight.dtype
+        patches = clip_patches(self.vision_tower, pixel_values.to(dtype), self.config.num_vision_layers)
+        levels = self.vision_tower_aux(pixel_values_aux.to(dtype))
+        image_tokens = self.image_projector(image_features(patches, levels[-1]))  # [I, P, D]
+        features = object_features(levels, object_boxes, counts, self.config.image_size_aux)
+        return image_tokens, self.object_projector(features.to(dtype))
+
+    def embed(self, input_ids: Tensor, image_tokens: Tensor | None, object_tokens: Tensor | None) -> Tensor:
+        """Token embeddings [B, T, D] with the features at their places, in order.
+
+        Args:
+            input_ids: [B, T] with -200 for an image feature and -300 for an object feature.
+            image_tokens: [I, P, D] or None.
+            object_tokens: [sum O, D] or None.
+
+        Raises:
+            ValueError: the number of places differs from the number of features. Only where there is no place at
+                all (a text batch that carries a filler image) features may be left over; they then take part with
+                weight zero, so that every module runs on every process.
+        """
+        embeddings = self.get_input_embeddings()(input_ids.clamp(min=0))
+        places = {IMAGE_TOKEN_ID: image_tokens, OBJECT_FEATURE_TOKEN_ID: object_tokens}
+        masks = {place: input_ids == place for place in places}
+        if not (input_ids < 0).any():
+            for tokens in (image_tokens, object_tokens):
+                if tokens is not None:
+                    embeddings = embeddings + 0 * tokens.sum().to(embeddings.dtype)
+            return embeddings
+        for place, tokens in places.items():
+            wanted = int(masks[place].sum())
+            given = 0 if tokens is None else tokens.shape[:-1].numel()
+            if wanted != given:
+                kind = "image" if place == IMAGE_TOKEN_ID else "object"
+                raise ValueError(f"input_ids has {wanted} places for {kind} features, but there are {given}")
+            if tokens is not None:
+                embeddings = embeddings.masked_scatter(masks[place][..., None], tokens.to(embeddings.dtype))
+        return embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        pixel_values_aux: Tensor | None = None,
+        object_boxes: Tensor | None = None,
+        num_objects: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """One pass; with labels also the mean cross entropy over supervised tokens.
+
+        Args:
+            input_ids: [B, T] with -200 and -300 at the places of features; or inputs_embeds [B, T, D] instead.
+            attention_mask: [B, T], or an additive float mask [B, 1, T, S] that reaches the attention as it is.
+            position_ids: [B, T].
+            cache: keys and values of earlier tokens.
+            labels: [B, T], -100 where there is no loss; shifted inside.
+            pixel_values, pixel_values_aux, object_boxes, num_objects: see `encode`.
+            use_cache: default: not in training.
+            logits_to_keep: compute logits of the last so many positions only; 0 means all.
+            kwargs: for the language model; `num_items_in_batch` divides the summed loss.
+
+        Raises:
+            ValueError: both or neither of input_ids and inputs_embeds; see also `encode` and `embed`; a boolean
+                4-D mask, or one together with flash attention.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("expected exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            image_tokens = object_tokens = None
+            if pixel_values is not None:
+                image_tokens, object_tokens = self.encode(
+                    pixel_values, pixel_values_aux, object_boxes, num_objects
+                )
+            inputs_embeds = self.embed(input_ids, image_tokens, object_tokens)
+        if attention_mask is not None and attention_mask.ndim == 4:
+            attention_mask = self._additive_mask(attention_mask, inputs_embeds.dtype)
+        if use_cache is None:
+            use_cache = labels is None and not self.training
+        return self.language_model(
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            labels=labels,
+            use_cache=use_cache,
+            logits_to_keep=logits_to_keep,
+            **kwargs,
+        )
+
+    def _additive_mask(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        if not mask.is_floating_point():
+            raise ValueError(f"a 4-D attention mask must be additive float, got {mask.dtype}")
+        implementation = self.config.text_config._attn_implementation
+        if implementation is not None and "flash" in implementation:
+            raise ValueError(f"{implementation} takes no 4-D attention mask; use attn_implementation='sdpa'")
+        return mask.clamp(min=_MASKED).to(dtype)
+
+    def prepare_inputs_for_generation(
+        self, *args: Any, is_first_iteration: bool = False, **kwargs: Any
+    ) -> dict:
+        """Inputs of one step of `generate`; images and boxes go in with the first only."""
+        inputs = super().prepare_inputs_for_generation(*args, is_first_iteration=is_first_iteration, **kwargs)
+        if not is_first_iteration and kwargs.get("use_cache", True):
+            for name in _IMAGE_INPUTS:
+                inputs.pop(name, None)
+        return inputs
+
+
+AutoConfig.register(RexSeekConfig.model_type, RexSeekConfig)
+AutoModelForImageTextToText.register(RexSeekConfig, RexSeekForConditionalGeneration)
