@@ -1,0 +1,1 @@
+"""Predicting over a dataset, scoring prediction files, and reporting."""

@@ -1,0 +1,1 @@
+"""Metrics that know predictions and annotations, never a model."""
