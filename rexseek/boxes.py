@@ -37,7 +37,7 @@ def to_array(boxes: BoxArray, what: str) -> np.ndarray:
         return np.zeros((0, 4), dtype=np.float32)
     if array.dtype.kind not in "iuf" or array.ndim != 2 or array.shape[1] != 4:
         raise ValueError(
-            f"{what}: expected a list of boxes of four numbers each, got shape {array.shape}, type {array.dtype}"
+            f"{what}: expected boxes of four numbers each, got shape {array.shape}, type {array.dtype}"
         )
     return array
 
@@ -56,7 +56,7 @@ def validate_boxes_xyxy_px(boxes: BoxArray, width: int, height: int, what: str) 
         float32 [O, 4], a new array.
 
     Raises:
-        ValueError: not numbers; not finite; inverted or without area; outside the image; normalised coordinates.
+        ValueError: not numbers; not finite; inverted or without area; outside the image; normalised.
     """
     array = to_array(boxes, what).astype(np.float64)
     size = np.array([width, height, width, height], dtype=np.float64)
@@ -112,7 +112,7 @@ def iou_matrix(boxes_a_xyxy: np.ndarray, boxes_b_xyxy: np.ndarray) -> np.ndarray
 
 
 def letterbox_padding(width: int, height: int) -> tuple[int, int, int]:
-    """(side, pad left, pad top) of the centred square around an image; an odd remainder goes right or below."""
+    """(side, pad left, pad top) of the centred square around an image; an odd pixel goes right or below."""
     side = max(width, height)
     return side, (side - width) // 2, (side - height) // 2
 

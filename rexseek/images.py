@@ -1,7 +1,7 @@
 """Images from anywhere to RGB; one policy for training, evaluation and inference.
 
-EXIF orientation is applied, so boxes refer to the upright picture. Transparency is laid over white. 16-bit grey
-is scaled to 8 bits. Of an animation the first frame is taken.
+EXIF orientation is applied, so boxes refer to the upright picture. Transparency is laid over white.
+16-bit grey is scaled to 8 bits. Of an animation the first frame is taken.
 """
 
 from os import PathLike, fspath

@@ -62,7 +62,7 @@ class RexSeekProcessor(ProcessorMixin):
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, config: RexSeekConfig) -> "RexSeekProcessor":
-        """Build from a language model's tokenizer: a copy of it gets the tokens it lacks, in released order."""
+        """Build from a language model's tokenizer; a copy of it gets the tokens it lacks, in released order."""
         tokenizer = deepcopy(tokenizer)
         known = tokenizer.get_vocab()
         tokenizer.add_tokens(
@@ -78,8 +78,8 @@ class RexSeekProcessor(ProcessorMixin):
         """Letterbox, resize and normalise an RGB image.
 
         Returns:
-            `pixel_values_aux` float32 [3, S, S] for ConvNeXt, and `pixel_values` [3, s, s] for CLIP, which is a
-            bilinear resize of the former (without antialias, as released).
+            `pixel_values_aux` float32 [3, S, S] for ConvNeXt, and `pixel_values` [3, s, s] for CLIP, which is
+            a bilinear resize of the former (without antialias, as released).
         """
         side, pad_left, pad_top = letterbox_padding(*image.size)
         if image.width != image.height:

@@ -111,8 +111,8 @@ def render_answer(blocks: Sequence[tuple[str, Sequence[int]]]) -> str:
 def parse_answer(text: str, num_objects: int) -> ParsedAnswer:
     """Read an answer strictly.
 
-    Blanks and newlines around and between blocks are accepted, one closing `<|im_end|>` too. Everything else that
-    `render_answer` would not write (apart from the order of indices) makes the answer malformed.
+    Blanks and newlines around and between blocks are accepted, one closing `<|im_end|>` too. Everything else
+    that `render_answer` would not write (apart from the order of indices) makes the answer malformed.
 
     Args:
         text: the decoded answer, special tokens kept.

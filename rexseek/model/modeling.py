@@ -1,11 +1,11 @@
-"""RexSeekForConditionalGeneration: choose among candidate boxes by their index tokens (arXiv 2503.08507, section 4).
+"""RexSeekForConditionalGeneration: choose candidate boxes by their index tokens (arXiv 2503.08507, section 4).
 
-Legend: B rows, T tokens of a row, I images, P image tokens of an image, O objects, D width of the language model.
+Legend: B rows, T tokens of a row, I images, P image tokens of an image, O objects, D width of the LLM.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.models.convnext import ConvNeXtBlock
@@ -54,8 +54,8 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
     input_modalities = ("image", "text")
     accepts_loss_kwargs = True
     supports_gradient_checkpointing = True
-    _no_split_modules = ["ConvNeXtBlock"]
-    _skip_keys_device_placement = ["cache"]
+    _no_split_modules: ClassVar[list[str]] = ["ConvNeXtBlock"]
+    _skip_keys_device_placement: ClassVar[list[str]] = ["cache"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -140,9 +140,9 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             object_tokens: [sum O, D] or None.
 
         Raises:
-            ValueError: the number of places differs from the number of features. Only where there is no place at
-                all (a text batch that carries a filler image) features may be left over; they then take part with
-                weight zero, so that every module runs on every process.
+            ValueError: the number of places differs from the number of features. Only where there is no place
+                at all (a text batch that carries a filler image) features may be left over; they then take part
+                with weight zero, so that every module runs on every process.
         """
         embeddings = self.get_input_embeddings()(input_ids.clamp(min=0))
         places = {IMAGE_TOKEN_ID: image_tokens, OBJECT_FEATURE_TOKEN_ID: object_tokens}
@@ -181,8 +181,9 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         """One pass; with labels also the mean cross entropy over supervised tokens.
 
         Args:
-            input_ids: [B, T] with -200 and -300 at the places of features; or inputs_embeds [B, T, D] instead.
-            attention_mask: [B, T], or an additive float mask [B, 1, T, S] that reaches the attention as it is.
+            input_ids: [B, T] with -200 and -300 at the places of features.
+            inputs_embeds: [B, T, D], instead of input_ids.
+            attention_mask: [B, T], or an additive float mask [B, 1, T, S] that goes straight to the attention.
             position_ids: [B, T].
             cache: keys and values of earlier tokens.
             labels: [B, T], -100 where there is no loss; shifted inside.
@@ -192,8 +193,8 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             kwargs: for the language model; `num_items_in_batch` divides the summed loss.
 
         Raises:
-            ValueError: both or neither of input_ids and inputs_embeds; see also `encode` and `embed`; a boolean
-                4-D mask, or one together with flash attention.
+            ValueError: both or neither of input_ids and inputs_embeds; a boolean 4-D mask, or any 4-D mask
+                together with flash attention; see also `encode` and `embed`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")

@@ -1,8 +1,9 @@
 """Separable RoI pooling.
 
 The released model upsamples four maps to one common grid, pools each box with RoI-Align (7x7 bins,
-`aligned=False`, adaptive sampling) and averages the bins. All of this is linear in the map and separable in y and
-x, so the pooled feature of a box is `wy^T F wx` on each *native* map, with two weight vectors a box and level.
+`aligned=False`, adaptive sampling) and averages the bins. All of this is linear in the map and separable
+in y and x, so the pooled feature of a box is `wy^T F wx` on each *native* map, with two weight vectors for
+each box and level.
 
 Legend: I images, O objects, C channels, H W size of a map, G size of the common grid.
 """

@@ -1,0 +1,178 @@
+"""Weights from elsewhere: the released checkpoint's names, and a new model from pretrained parts."""
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPVisionModel, PreTrainedModel
+
+from rexseek.config import RexSeekConfig
+from rexseek.model.modeling import Projector, RexSeekForConditionalGeneration
+from rexseek.model.vision import ConvNextTower
+from rexseek.processor import RexSeekProcessor
+from rexseek.tokens import IM_END
+
+_RELEASED_PREFIXES = {  # released -> ours
+    "vision_tower.vision_tower.vision_model.": "vision_tower.",
+    "vision_tower_aux.vision_stem.": "vision_tower_aux.stem.",
+    "vision_tower_aux.vision_stages.": "vision_tower_aux.stages.",
+    "mm_projector.": "image_projector.",
+    "mm_object_projector.": "object_projector.",
+    "model.": "language_model.model.",
+    "lm_head.": "language_model.lm_head.",
+}
+_OPEN_CLIP_TRUNK = "visual.trunk."
+
+
+def from_released(name: str) -> str:
+    """Our name of a tensor of the released checkpoint (`rexseek_qwen`).
+
+    Raises:
+        ValueError: no tensor of the released model has this name.
+    """
+    for released, ours in _RELEASED_PREFIXES.items():
+        if name.startswith(released):
+            renamed = ours + name.removeprefix(released)
+            return re.sub(r"\.ramma$", ".gamma", renamed)  # ConvNeXt's layer scale
+    raise ValueError(f"not a tensor of the released model: {name!r}")
+
+
+def to_released(name: str) -> str:
+    """The released checkpoint's name of one of our tensors; the inverse of `from_released`.
+
+    Raises:
+        ValueError: our model has no such tensor.
+    """
+    for released, ours in _RELEASED_PREFIXES.items():
+        if name.startswith(ours):
+            return released + re.sub(r"\.gamma$", ".ramma", name.removeprefix(ours))
+    raise ValueError(f"not a tensor of a RexSeek model: {name!r}")
+
+
+def initial_model(
+    clip: str | Path,
+    convnext: str | Path,
+    language_model: str | Path,
+    image_size_aux: int = 768,
+    vision_select_layer: int = -2,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[RexSeekForConditionalGeneration, RexSeekProcessor]:
+    """Put a new RexSeek together from separately pretrained parts (paper section 4); projectors start random.
+
+    The token table gets a row for each of RexSeek's tokens that the tokenizer lacks, set to the mean of the real
+    rows. A table padded beyond its vocabulary has room already; it never shrinks.
+
+    Args:
+        clip: folder or hub id of a CLIP model.
+        convnext: folder or file with safetensors of a timm or open_clip ConvNeXt, or an open_clip
+            "model:pretrained" pair such as `convnext_large_d_320:laion2b_s29b_b131k_ft_soup`.
+        language_model: folder or hub id of a causal language model with its tokenizer.
+        image_size_aux: side in pixels of the letterboxed square.
+        vision_select_layer: CLIP hidden state that gives the patch features.
+        dtype: of all weights.
+
+    Returns:
+        The model in training mode, and its processor.
+
+    Raises:
+        ValueError: weights that are not what they should be, or parts that do not fit each other.
+    """
+    tower = CLIPVisionModel.from_pretrained(clip, dtype=dtype)
+    tower_aux, depths, dims = _load_convnext(convnext)
+    llm = AutoModelForCausalLM.from_pretrained(language_model, dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(language_model)
+    config = RexSeekConfig(
+        text_config=llm.config,
+        vision_config=tower.config,
+        convnext_depths=depths,
+        convnext_dims=dims,
+        image_size_aux=image_size_aux,
+        vision_select_layer=vision_select_layer,
+        dtype=dtype,
+    )
+    processor = RexSeekProcessor.from_tokenizer(tokenizer, config)
+    add_token_rows(llm, len(tokenizer), len(processor.tokenizer))
+    with torch.device("meta"):
+        model = RexSeekForConditionalGeneration(config)
+    model.vision_tower = tower
+    model.vision_tower_aux = tower_aux.to(dtype)
+    model.image_projector = Projector(config.image_feature_size, llm.config.hidden_size).to(dtype)
+    model.object_projector = Projector(config.object_feature_size, llm.config.hidden_size).to(dtype)
+    model.language_model = llm
+    model.generation_config.eos_token_id = processor.tokenizer.convert_tokens_to_ids(IM_END)
+    model.generation_config.pad_token_id = processor.tokenizer.pad_token_id
+    return model.train(), processor
+
+
+def add_token_rows(language_model: PreTrainedModel, num_known: int, num_tokens: int) -> None:
+    """Set the rows of new tokens, in the token table and in an untied head, to the mean of the known rows.
+
+    Args:
+        language_model: changed in place; its table grows if it is too short and never shrinks.
+        num_known: tokens before; rows beyond them are padding, never trained.
+        num_tokens: tokens now.
+    """
+    if num_tokens > language_model.get_input_embeddings().weight.shape[0]:
+        language_model.resize_token_embeddings(num_tokens, mean_resizing=False)
+    tables = [language_model.get_input_embeddings().weight, language_model.get_output_embeddings().weight]
+    with torch.no_grad():
+        for table in tables[: 1 if tables[0] is tables[1] else 2]:
+            table[num_known:num_tokens] = table[:num_known].float().mean(dim=0).to(table.dtype)
+
+
+def _load_convnext(source: str | Path) -> tuple[ConvNextTower, list[int], list[int]]:
+    """The tower with its weights, depths and dims, which are read off the weights."""
+    state = _convnext_state(source)
+    stem = state.get("stem.0.weight")
+    blocks = [re.match(r"stages\.(\d+)\.blocks\.(\d+)\.mlp\.fc2\.weight", name) for name in state]
+    found = sorted((int(match[1]), int(match[2])) for match in blocks if match)
+    if stem is None or {stage for stage, _ in found} != {0, 1, 2, 3}:
+        raise ValueError(f"{source}: expected the weights of a timm ConvNeXt, got {sorted(state)[:5]} ...")
+    depths = [sum(stage == wanted for stage, _ in found) for wanted in range(4)]
+    dims = [state[f"stages.{stage}.blocks.0.mlp.fc2.weight"].shape[0] for stage in range(4)]
+    tower = ConvNextTower(depths, dims)
+    state = {name: value for name, value in state.items() if name.startswith(("stem.", "stages."))}
+    expected = tower.state_dict()
+    wrong = [name for name in {**expected, **state} if _shape(expected, name) != _shape(state, name)]
+    if wrong:
+        name = wrong[0]
+        raise ValueError(
+            f"{source}: {len(wrong)} tensors do not fit a ConvNeXt with depths {depths} and dims {dims}; first "
+            f"{name}: expected shape {_shape(expected, name)}, got {_shape(state, name)}"
+        )
+    tower.load_state_dict(state)
+    return tower, depths, dims
+
+
+def _shape(state: dict[str, Tensor], name: str) -> tuple[int, ...] | None:
+    return tuple(state[name].shape) if name in state else None
+
+
+def _convnext_state(source: str | Path) -> dict[str, Tensor]:
+    """timm names -> tensors, from a file, a folder or open_clip."""
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(path.glob("*.safetensors"))
+        if len(files) != 1:
+            raise ValueError(f"{path}: expected one .safetensors file, got {[file.name for file in files]}")
+        path = files[0]
+    if path.is_file():
+        state = load_file(path)
+    elif ":" in str(source):
+        state = _open_clip_trunk(str(source)).state_dict()
+    else:
+        raise ValueError(
+            f"{source}: expected a folder, a .safetensors file, or an open_clip 'model:pretrained'"
+        )
+    trunk = {name: value for name, value in state.items() if name.startswith(_OPEN_CLIP_TRUNK)}
+    return {name.removeprefix(_OPEN_CLIP_TRUNK): value for name, value in trunk.items()} or state
+
+
+def _open_clip_trunk(tag: str) -> nn.Module:
+    """The image trunk of an open_clip model, downloaded if need be."""
+    import open_clip  # of the train extra
+
+    name, pretrained = tag.split(":", 1)
+    return open_clip.create_model(name, pretrained=pretrained).visual.trunk
