@@ -16,7 +16,8 @@ PALETTE = (
 CANDIDATE_COLOUR = (150, 150, 150)
 Colour = tuple[int, int, int]
 TEXT_COLOUR = (30, 30, 30)
-MIN_WIDTH_PX = 640  # smaller images are enlarged, so that numbers and legend can be read
+MIN_WIDTH_PX = 640  # smaller images are enlarged to this width, so that numbers and legend can be read,
+MAX_ENLARGED_HEIGHT_PX = 1280  # unless they become higher than this: then white space is added at the right
 
 
 class DrawableReferral(Protocol):
@@ -53,7 +54,7 @@ def draw_referrals(
         referrals: the answers to draw, in the legend's order.
 
     Returns:
-        An RGB picture, at least 640 px wide (small images are enlarged), higher than the image by the legend.
+        An RGB picture at least 640 px wide: the image (enlarged when small) with the legend below.
 
     Raises:
         ValueError: when a candidate box is not inside the image.
@@ -61,12 +62,14 @@ def draw_referrals(
     candidates = validate_boxes_xyxy_px(
         candidate_boxes_xyxy_px, image.width, image.height, "candidate boxes to draw"
     )
-    scale = max(1.0, MIN_WIDTH_PX / image.width)
-    size = (round(image.width * scale), max(1, round(image.height * scale)))
-    text_px = max(13, size[0] // 55)
-    style = _Style(scale, max(2, size[0] // 320), ImageFont.load_default(text_px), text_px)
+    scale = max(1.0, min(MIN_WIDTH_PX / image.width, MAX_ENLARGED_HEIGHT_PX / image.height))
+    size = (round(image.width * scale), round(image.height * scale))
+    width = max(MIN_WIDTH_PX, size[0])
+    text_px = max(13, width // 55)
+    style = _Style(scale, max(2, width // 320), ImageFont.load_default(text_px), text_px)
 
-    picture = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    picture = Image.new("RGB", (width, size[1]), "white")
+    picture.paste(image.convert("RGB").resize(size, Image.Resampling.BICUBIC), (0, 0))
     draw = ImageDraw.Draw(picture)
     for index, box in enumerate(candidates):
         _rectangle(draw, box, style, CANDIDATE_COLOUR, width=1, inset=0)

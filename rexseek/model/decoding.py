@@ -2,12 +2,12 @@
 
 Dimensions: P prefix tokens, N branches (a question each), T tokens fed at once, S cached tokens, O objects.
 
-The expressions of an image are packed in one row behind the shared prefix exactly as in training: a block mask,
-and positions that continue from the prefix. The prefix is cached once and never copied per expression, and
-expressions of different lengths need no padding. A branch attends to the prefix and itself only, so its result
-equals its result alone. One forward over `question + <ground>expression</ground><objects>` gives both the
-decision (refuse or ground, read at the question's last token) and the first object index (read at `<objects>`);
-a refused branch ends there. Then one forward per index token, for all branches that are not finished.
+The expressions of an image are packed in one row behind the shared prefix exactly as in training: a block
+mask, and positions that continue from the prefix. The prefix is cached once and never copied per expression,
+and expressions of different lengths need no padding. A branch attends to the prefix and itself only, so its
+result equals its result alone. One forward over `question + <ground>expression</ground><objects>` gives both
+the decision (refuse or ground, read at the question's last token) and the first object index (read at
+`<objects>`); a refused branch ends there. Then one forward per index token, for all unfinished branches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,8 +30,8 @@ from ..tokens import (
 )
 
 MAX_PACKED_TOKENS = 4096
-"""At most this many tokens are cached behind a prefix at once: questions, echoes and the longest possible answers
-of the branches packed together. More branches take several passes; one branch alone is never split."""
+"""At most this many tokens are cached behind a prefix at once: questions, echoes and the longest possible
+answers of the branches packed together. More branches take several passes; one branch is never split."""
 
 
 @dataclass(frozen=True)
