@@ -22,9 +22,8 @@ class SampleScore:
     """One scored item of a positive domain.
 
     Attributes:
-        figures: `recall_50, precision_50, recall_mean, precision_mean, density_f1_50, density_f1_mean` for
-        boxes
-            (mean: over IoU 0.50:0.05:0.95); `recall, precision, density_f1` for points.
+        figures: for boxes `recall_50, precision_50, recall_mean, precision_mean, density_f1_50,
+            density_f1_mean` (mean: over IoU 0.50:0.05:0.95); for points `recall, precision, density_f1`.
     """
 
     id: Any
@@ -58,8 +57,10 @@ class HumanRefResult:
     counts: Mapping[str, int]
 
     def to_dict(self) -> dict[str, Any]:
-        """The blocks of `metrics.json`, unrounded: those of `summarise`, and, where the annotations say `held_out`,
-        the same again for held-out items (`"true"`) and the others (`"false"`).
+        """The blocks of `metrics.json`, unrounded.
+
+        They are those of `summarise`, and, where the annotations say `held_out`, the same again for held-out
+        items (`"true"`) and the others (`"false"`).
         """
         result: dict[str, Any] = {
             "protocol": self.protocol,
@@ -87,12 +88,10 @@ def score(
 
     Args:
         annotations: rows in HumanRef's schema: `id`, `domain`, `sub_domain`, `candidate_boxes` and
-        `answer_boxes`
-            ([x1, y1, x2, y2] pixels), `answer_segmentations` (compressed COCO run lengths; needed for
-            points only), and optionally our `held_out` (bool).
+            `answer_boxes` ([x1, y1, x2, y2] pixels), `answer_segmentations` (compressed COCO run lengths;
+            needed for points only), and optionally our `held_out` (bool).
         predictions: rows with `id`, `extracted_predictions` (boxes, or [x, y] points; `[]` or `[[]]` for
-        none) and
-            optionally our `status`.
+            none) and optionally our `status`.
         protocol: "official" or "strict", see `rexseek.metrics.humanref_protocols`.
 
     Raises:

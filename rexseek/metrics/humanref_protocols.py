@@ -1,11 +1,12 @@
 """The two ways of scoring HumanRef predictions: the released script's, and the same with its faults cured.
 
-`official` gives the numbers of the released script (IDEA-Research/RexSeek,
-`recall_precision_densityf1.py`), traps
-included: a missing prediction or `[[]]` is a correct rejection, the last of several lines with one id wins,
-matching is greedy, an IoU of exactly 0.60 misses the threshold 0.6000000000000001, an empty answer in point
-mode has precision 1. `strict` counts a missing or malformed answer as wrong, refuses what cannot be meant,
-matches optimally and uses exact decimal thresholds.
+`official` gives the numbers of the released script (IDEA-Research/RexSeek, `recall_precision_densityf1.py`),
+traps included: a missing prediction or `[[]]` is a correct rejection, the last of several lines with one id
+wins, matching is greedy, an IoU of exactly 0.60 misses the threshold 0.6000000000000001, an empty answer in
+point mode has precision 1.
+
+`strict` counts a missing or malformed answer as wrong, refuses what cannot be meant, matches optimally, uses
+exact decimal thresholds and gives an empty answer precision 0.
 """
 
 import math

@@ -50,8 +50,10 @@ def box_overlaps(
 
 
 def greedy_matches(overlaps: Overlaps, threshold: float) -> int:
-    """Count matches as the released script does: answers in order, each takes the free prediction with the highest IoU
-    of at least `threshold`, the earlier one on ties.
+    """Count matches as the released script does.
+
+    Answers in order, each takes the free prediction with the highest IoU of at least `threshold`, the earlier
+    one on ties.
     """
     taken: set[int] = set()
     for row in overlaps:

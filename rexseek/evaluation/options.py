@@ -1,0 +1,40 @@
+"""What the scripts in eval/ share: their options and how they report wrong input."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.logging import RichHandler
+
+Required = Annotated[Path, typer.Option()]
+Files = Annotated[list[Path], typer.Option(help="Prediction file; repeat it for several rows in one table.")]
+Names = Annotated[
+    list[str],
+    typer.Option(default_factory=list, help="Names in the table, in the same order.", metavar="NAME"),
+]
+Protocol = Annotated[
+    str,
+    typer.Option(
+        default_factory=lambda: "official", help="official (the released script's numbers) or strict"
+    ),
+]
+Source = Annotated[
+    str, typer.Option(default_factory=str, help="Where candidates came from [default: what predict noted]")
+]
+
+
+def new_app(description: str) -> typer.Typer:
+    """A command line with several commands."""
+    return typer.Typer(
+        help=description, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False
+    )
+
+
+def run(app: typer.Typer) -> None:
+    """Run a script's command line; wrong input ends it with one line that says what (exit code 1)."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)])
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error

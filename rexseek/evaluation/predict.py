@@ -1,0 +1,234 @@
+"""Predictions for HumanRef: a predictor over an annotation file, written as it goes, resumable."""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rexseek.data.jsonl import read_jsonl
+
+if TYPE_CHECKING:
+    from rexseek.predictor import Referral, RexSeekPredictor
+
+logger = logging.getLogger(__name__)
+
+MAX_CANDIDATES = 100  # the protocol of the published numbers: the first 100 of the annotation
+_ENDS = 1 << 20
+_KEYS = ("id", "image_name", "referring", "candidate_boxes", "answer_boxes")
+
+Row = dict[str, Any]
+
+
+def predict_humanref(
+    predictor: "RexSeekPredictor", checkpoint: Path, annotations: Path, images: Path, output: Path
+) -> dict[str, int]:
+    """Answer every annotation that has no line in `output` yet; candidates come from the annotations.
+
+    A line holds `id, extracted_predictions, status, text, scores, rejection_probability`. A rejection is
+    `[[]]` (the released script cannot read a leading `[]`), a malformed answer `[]`. Beside `output`,
+    `output.meta.json` says what was predicted with what, so that only the same run is continued.
+
+    Args:
+        predictor: answers `refer(image, boxes_xyxy_px, expressions)`.
+        checkpoint: the predictor's folder, recorded.
+        annotations: HumanRef JSONL.
+        images: folder of the images.
+        output: predictions JSONL.
+
+    Returns:
+        Numbers of lines written by status, of lines kept from before (`resumed`), of candidates beyond the
+        first 100 (`dropped_candidates`) and answers lost with them (`unreachable_answers`).
+
+    Raises:
+        ValueError: a wrong annotation, a missing image, or `output` belongs to another run.
+    """
+    rows = read_annotations(annotations, images)
+    meta = {
+        "annotations": annotations.name,
+        "annotations_sha256": file_sha256(annotations),
+        "checkpoint": str(checkpoint),
+        "checkpoint_fingerprint": checkpoint_fingerprint(checkpoint),
+        "candidates": "annotations",
+        "max_candidates": MAX_CANDIDATES,
+    }
+    done = _continue_run(output, meta, {row["id"] for _, row in rows})
+    counts = Counter(resumed=len(done), found=0, rejected=0, malformed=0)
+    counts.update(dropped_candidates=0, unreachable_answers=0)
+    open_rows = [(line, row) for line, row in rows if row["id"] not in done]
+    with output.open("a", encoding="utf-8", newline="\n") as file, _progress() as progress:
+        task = progress.add_task("predicting", total=len(rows), completed=len(rows) - len(open_rows))
+        for group in _by_image(open_rows):
+            for prediction in _predict_group(predictor, group, annotations, images, counts):
+                file.write(json.dumps(prediction, ensure_ascii=False) + "\n")
+            file.flush()
+            progress.advance(task, len(group))
+    logger.info("%s: %s", output, ", ".join(f"{name} {count}" for name, count in counts.items()))
+    return dict(counts)
+
+
+def write_baseline(annotations: Path, output: Path) -> int:
+    """Write the paper's baseline, every candidate box for every expression; returns the number of lines."""
+    rows = [row for _, row in read_annotations(annotations)]
+    meta = {
+        "annotations": annotations.name,
+        "annotations_sha256": file_sha256(annotations),
+        "checkpoint": "all persons",
+        "candidates": "annotations",
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w", encoding="utf-8", newline="\n") as file:
+        for prediction in all_persons(rows):
+            file.write(json.dumps(prediction) + "\n")
+    meta_path(output).write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+    return len(rows)
+
+
+def all_persons(annotations: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """The predictions of the paper's baseline (Table 4): all candidate boxes."""
+    for row in annotations:
+        boxes = row["candidate_boxes"]
+        status = "found" if boxes else "rejected"
+        yield {"id": row["id"], "extracted_predictions": boxes or [[]], "status": status}
+
+
+def read_annotations(annotations: Path, images: Path | None = None) -> list[tuple[int, Row]]:
+    """Read (line number, row); check keys, unique ids and, given their folder, that the images exist."""
+    rows: list[tuple[int, Row]] = []
+    first_line: dict[Any, int] = {}
+    for line, row in read_jsonl(annotations):
+        where = f"{annotations}, line {line}"
+        missing = [key for key in _KEYS if key not in row]
+        if missing:
+            raise ValueError(f"{where}: has no {', '.join(map(repr, missing))}; it has {', '.join(row)}")
+        if not isinstance(row["id"], int | str):
+            raise ValueError(f"{where}: id {row['id']!r}, expected an integer or a string")
+        if row["id"] in first_line:
+            raise ValueError(f"{where}: id {row['id']!r} was used before, on line {first_line[row['id']]}")
+        for key in ("candidate_boxes", "answer_boxes"):
+            if not isinstance(row[key], list):
+                raise ValueError(
+                    f"{where}: id {row['id']!r}: {key} is {row[key]!r}, expected a list of boxes"
+                )
+        if images is not None and not (images / str(row["image_name"])).is_file():
+            raise ValueError(
+                f"{where}: id {row['id']!r}: there is no image {images / str(row['image_name'])}"
+            )
+        first_line[row["id"]] = line
+        rows.append((line, row))
+    if not rows:
+        raise ValueError(f"{annotations}: holds no annotations")
+    return rows
+
+
+def meta_path(predictions: Path) -> Path:
+    """Where a prediction file's origin is written."""
+    return predictions.with_name(predictions.name + ".meta.json")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checkpoint_fingerprint(checkpoint: Path) -> str:
+    """Hash of the weights' names, sizes and first and last MiB, and of the config: quick for any size."""
+    digest = hashlib.sha256()
+    for path in sorted([*checkpoint.glob("*.safetensors"), *checkpoint.glob("config.json")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_ENDS))
+            file.seek(max(size - _ENDS, 0))
+            digest.update(file.read(_ENDS))
+    return digest.hexdigest()
+
+
+def _continue_run(output: Path, meta: Row, ids: set[Any]) -> set[Any]:
+    """The ids answered in `output` before; removes a last line cut by a kill. Writes the sidecar if new."""
+    sidecar = meta_path(output)
+    if not output.exists() or output.stat().st_size == 0:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        sidecar.write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+        return set()
+    if not sidecar.exists():
+        raise ValueError(f"{output} exists without {sidecar.name}: not known what it answers; choose another")
+    before = json.loads(sidecar.read_text(encoding="utf-8"))
+    changed = [
+        key for key in meta if key not in ("annotations", "checkpoint") and before.get(key) != meta[key]
+    ]
+    if changed:
+        reasons = "; ".join(f"{key} was {before.get(key)!r}, is {meta[key]!r}" for key in changed)
+        raise ValueError(f"{output} belongs to another run ({reasons}); choose another output or delete it")
+    content = output.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        logger.warning("%s: removed an unfinished last line (%d bytes)", output, len(content) - whole)
+        with output.open("r+b") as file:
+            file.truncate(whole)
+    done: set[Any] = set()
+    for line, row in read_jsonl(output):
+        if row.get("id") not in ids or row["id"] in done:
+            raise ValueError(
+                f"{output}, line {line}: id {row.get('id')!r} is repeated or not in the annotations"
+            )
+        done.add(row["id"])
+    return done
+
+
+def _by_image(rows: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
+    """Rows about one image with the same candidates together, in order of first appearance."""
+    groups: dict[tuple[str, str], list[tuple[int, Row]]] = {}
+    for line, row in rows:
+        key = (row["image_name"], json.dumps(row["candidate_boxes"]))
+        groups.setdefault(key, []).append((line, row))
+    return list(groups.values())
+
+
+def _predict_group(
+    predictor: "RexSeekPredictor",
+    group: Sequence[tuple[int, Row]],
+    annotations: Path,
+    images: Path,
+    counts: Counter[str],
+) -> list[Row]:
+    first = group[0][1]
+    boxes, dropped = first["candidate_boxes"][:MAX_CANDIDATES], first["candidate_boxes"][MAX_CANDIDATES:]
+    try:
+        referrals = predictor.refer(
+            images / first["image_name"], boxes, [row["referring"] for _, row in group]
+        )
+    except ValueError as error:
+        lines = ", ".join(f"{line} (id {row['id']!r})" for line, row in group)
+        raise ValueError(f"{annotations}, line {lines}, image {first['image_name']}: {error}") from error
+    counts["dropped_candidates"] += len(dropped)
+    predictions = []
+    for (_, row), referral in zip(group, referrals, strict=True):
+        counts[referral.status] += 1
+        counts["unreachable_answers"] += sum(
+            box in dropped and box not in boxes for box in row["answer_boxes"]
+        )
+        predictions.append(_prediction(row["id"], boxes, referral))
+    return predictions
+
+
+def _prediction(id_: Any, boxes: Sequence[Sequence[float]], referral: "Referral") -> Row:
+    chosen = {"found": [boxes[index] for index in referral.indices], "rejected": [[]], "malformed": []}
+    return {
+        "id": id_,
+        "extracted_predictions": chosen[referral.status],
+        "status": referral.status,
+        "text": referral.text,
+        "scores": [float(score) for score in referral.scores],
+        "rejection_probability": float(referral.rejection_probability),
+    }
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns)
