@@ -11,16 +11,19 @@ Required = Annotated[Path, typer.Option()]
 Files = Annotated[list[Path], typer.Option(help="Prediction file; repeat it for several rows in one table.")]
 Names = Annotated[
     list[str],
-    typer.Option(default_factory=list, help="Names in the table, in the same order.", metavar="NAME"),
+    typer.Option(default_factory=list, show_default="the file's", help="Name in the table; repeat likewise."),
 ]
 Protocol = Annotated[
     str,
     typer.Option(
-        default_factory=lambda: "official", help="official (the released script's numbers) or strict"
+        default_factory=lambda: "official",
+        show_default="official",
+        help="official (the released script's numbers) or strict (its faults cured).",
     ),
 ]
 Source = Annotated[
-    str, typer.Option(default_factory=str, help="Where candidates came from [default: what predict noted]")
+    str,
+    typer.Option(default_factory=str, show_default="what predict noted", help="Where candidates came from."),
 ]
 
 

@@ -71,7 +71,7 @@ def domain_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[st
 
 
 def answer_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: the same figures for expressions with 1, 2, and 3 or more answers, and their number."""
+    """Header and rows: the same figures for expressions with 1, 2, and 3 or more answers, and their n."""
     header = ["Method"]
     for count in ANSWER_COUNTS:
         header += [f"{count} answer{'s' if count != '1' else ''} R", "P", "DF1", "n"]
