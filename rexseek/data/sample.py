@@ -35,7 +35,9 @@ class Turn:
 
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.blocks is None):
-            raise ValueError(f"turn {self.id}: expected an answer or blocks, got {self.answer!r} and {self.blocks!r}")
+            raise ValueError(
+                f"turn {self.id}: expected an answer or blocks, got {self.answer!r} and {self.blocks!r}"
+            )
         if self.blocks is not None and not self.blocks:
             raise ValueError(f"turn {self.id}: expected at least one (phrase, indices) block, got none")
 
@@ -77,6 +79,7 @@ class Sample:
         boxes_xyxy_px: float32 [O, 4], validated; the order is the file's and is shuffled in training.
         turns: independent branches behind the shared prefix, or
         conversation: True if the turns follow each other in one branch.
+        supervised: False for a row that only completes the last batch: it has no loss.
 
     Raises:
         ValueError: naming the sample and the turn, with the value got and what was expected.
@@ -90,15 +93,20 @@ class Sample:
     boxes_xyxy_px: np.ndarray
     turns: tuple[Turn, ...]
     conversation: bool = False
+    supervised: bool = True
 
     def __post_init__(self) -> None:
         boxes = self.boxes_xyxy_px
         if boxes.dtype != np.float32 or boxes.ndim != 2 or boxes.shape[1] != 4:
             raise ValueError(f"{self.name}: expected boxes float32 [O, 4], got {boxes.dtype} {boxes.shape}")
         if self.image is None and (self.width is not None or self.height is not None or len(boxes)):
-            raise ValueError(f"{self.name}: expected neither size nor boxes without an image, got {len(boxes)} boxes")
+            raise ValueError(
+                f"{self.name}: expected neither size nor boxes without an image, got {len(boxes)} boxes"
+            )
         if self.image is not None and not (self.width and self.height):
-            raise ValueError(f"{self.name}: expected the size of {self.image}, got {self.width}x{self.height}")
+            raise ValueError(
+                f"{self.name}: expected the size of {self.image}, got {self.width}x{self.height}"
+            )
         if not self.turns:
             raise ValueError(f"{self.name}: expected at least one turn, got none")
         for turn in self.turns:
@@ -153,7 +161,9 @@ def shuffle_candidates(sample: Sample, generator: np.random.Generator, limit: in
     if len(order) > limit:
         named = set().union(*(turn.objects for turn in sample.turns))
         if len(named) > limit:
-            raise ValueError(f"{sample.name}: expected at most {limit} objects named together, got {len(named)}")
+            raise ValueError(
+                f"{sample.name}: expected at most {limit} objects named together, got {len(named)}"
+            )
         others = [index for index in order if index not in named][: limit - len(named)]
         kept = named.union(others)
         order = np.array([index for index in order if index in kept])

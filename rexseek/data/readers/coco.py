@@ -37,7 +37,9 @@ def read_coco(
         ValueError: naming file and annotation id.
     """
     if max_phrases < 1 or absent_ratio < 0:
-        raise ValueError(f"expected max_phrases >= 1 and absent_ratio >= 0, got {max_phrases} and {absent_ratio}")
+        raise ValueError(
+            f"expected max_phrases >= 1 and absent_ratio >= 0, got {max_phrases} and {absent_ratio}"
+        )
     content = read_json(annotations)
     require_keys(content, ("images", "annotations", "categories"), str(annotations))
     names = {
@@ -80,7 +82,9 @@ def _instances_by_image(
             report.skip("crowd", where)
             continue
         if row["category_id"] not in names:
-            raise ValueError(f"{where}: expected a category of the file, got category_id {row['category_id']}")
+            raise ValueError(
+                f"{where}: expected a category of the file, got category_id {row['category_id']}"
+            )
         if row["image_id"] not in known:
             raise ValueError(f"{where}: expected an image of the file, got image_id {row['image_id']}")
         instances.setdefault(row["image_id"], []).append((names[row["category_id"]], row["bbox"], where))
@@ -93,7 +97,9 @@ def _candidates(
     """Boxes float32 [O, 4] xyxy pixels and their category names."""
     size = image_size(images / image["file_name"], where)
     if size != (image["width"], image["height"]):
-        raise ValueError(f"{where}: expected {image['width']}x{image['height']} pixels, got {size[0]}x{size[1]}")
+        raise ValueError(
+            f"{where}: expected {image['width']}x{image['height']} pixels, got {size[0]}x{size[1]}"
+        )
     boxes = np.zeros((0, 4), dtype=np.float32)
     for _, box_xywh, place in instances:
         if not isinstance(box_xywh, list) or len(box_xywh) != 4:

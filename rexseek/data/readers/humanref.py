@@ -84,7 +84,9 @@ def _turn(
         raise ValueError(f"{where}: expected no answer_boxes in the domain rejection, got {len(answers)}")
     indices, missed = match_answers(boxes, answers)
     if missed:
-        problem = f"{where}: {len(missed)} of {len(answers)} answer boxes match no candidate box, first {missed[0]}"
+        problem = (
+            f"{where}: {len(missed)} of {len(answers)} answer boxes match no candidate box, first {missed[0]}"
+        )
         if unreachable == "refuse":
             raise ValueError(f"{problem}; set unreachable: skip to leave such expressions out")
         report.skip("unreachable answer", problem)

@@ -33,13 +33,17 @@ def read_regions(
         size = image_size(images / name, where)
         for region in row["regions"]:
             require_keys(region, ("box", "descriptions"), where)
-        boxes = validate_boxes_xyxy_px([region["box"] for region in row["regions"]], *size, f"{where}: regions")
+        boxes = validate_boxes_xyxy_px(
+            [region["box"] for region in row["regions"]], *size, f"{where}: regions"
+        )
         generator = generator_for(seed, where, name)
         turns = []
         for index, region in enumerate(row["regions"]):
             texts = [check_plain_text(text, f"{where}: region {index}") for text in region["descriptions"]]
             for text in generator.permutation(texts)[:descriptions_per_region].tolist():
-                turns.append(Turn(description_question(index, generator), answer=text, id=f"{name}/{len(turns)}"))
+                turns.append(
+                    Turn(description_question(index, generator), answer=text, id=f"{name}/{len(turns)}")
+                )
         if not turns:
             report.skip("no description", where)
             continue

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
+from rexseek.data.jsonl import read_jsonl
+
 _LISTED = 20  # problems kept in words; all are counted
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
@@ -82,14 +84,10 @@ def read_json_lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, di
     Raises:
         ValueError: missing file; a line that is no JSON object or lacks one of `keys`.
     """
-    for number, line in enumerate(_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
+    if not path.is_file():
+        raise ValueError(f"{path}: no such annotation file")
+    for number, row in read_jsonl(path):
         where = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: expected a JSON object, got {line[:80]!r} ({error.msg})") from error
         require_keys(row, keys, where)
         yield where, row
 

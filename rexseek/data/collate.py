@@ -1,0 +1,173 @@
+"""Packing: all turns of a sample behind one prefix, as branches that see the prefix and themselves only.
+
+Dimensions: B rows, T tokens, I images, O objects, s and S the two image sizes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rexseek.data.sample import Sample
+from rexseek.images import load_image
+from rexseek.processor import RexSeekProcessor
+from rexseek.tokens import IGNORE_INDEX, MAX_OBJECTS
+
+_PREFIX, _PADDING = 0, -1  # branch numbers; branches count from 1
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Token ids of a branch and their labels (IGNORE_INDEX on everything but answers)."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+def encode_branches(processor: RexSeekProcessor, sample: Sample) -> list[Branch]:
+    """Tokenise a sample's turns: one branch a turn, or a single one for a conversation."""
+    with_image = sample.image is not None
+    branches: list[Branch] = []
+    for turn in sample.turns:
+        if sample.conversation and branches:
+            question = processor.follow_up_ids(turn.question)
+        else:
+            question = processor.question_ids(turn.question, with_image=with_image)
+        answer = processor.answer_ids(turn.answer_text)
+        ids, labels = [*question, *answer], [*([IGNORE_INDEX] * len(question)), *answer]
+        if sample.conversation and branches:
+            ids, labels = branches[0].ids + ids, branches[0].labels + labels
+            branches = []
+        branches.append(Branch(ids, labels))
+    return branches
+
+
+def prefix_length(processor: RexSeekProcessor, sample: Sample) -> int:
+    """Tokens that the sample's branches share; candidates beyond the limit are never shown."""
+    return len(_prefix_ids(processor, sample))
+
+
+def branch_lengths(processor: RexSeekProcessor, sample: Sample) -> list[int]:
+    """Tokens per branch."""
+    return [len(branch.ids) for branch in encode_branches(processor, sample)]
+
+
+def _prefix_ids(processor: RexSeekProcessor, sample: Sample) -> list[int]:
+    num_objects = min(len(sample.boxes_xyxy_px), MAX_OBJECTS)
+    return processor.prefix_ids(num_objects, with_image=sample.image is not None)
+
+
+class PackedCollator:
+    """Turns samples into one packed, right-padded batch, one row a sample."""
+
+    def __init__(
+        self, processor: RexSeekProcessor, max_length: int, mask_dtype: torch.dtype = torch.float32
+    ) -> None:
+        """
+        Args:
+            processor: tokenises and prepares images.
+            max_length: tokens; a longer row is an error (packs are planned before).
+            mask_dtype: of the additive attention mask; the LLM's.
+        """
+        self.processor = processor
+        self.max_length = max_length
+        self.mask_dtype = mask_dtype
+
+    def __call__(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+        """Pack samples.
+
+        Returns:
+            input_ids, position_ids, labels int64 [B, T]; attention_mask additive [B, 1, T, T];
+            pixel_values float32 [I, 3, s, s]; pixel_values_aux float32 [I, 3, S, S];
+            object_boxes float32 [O, 4] xyxy in the S-square; num_objects int64 [I].
+            A batch without any image gets one empty image, so that all modules run on all ranks.
+
+        Raises:
+            ValueError: a row is too long or has nothing to learn; an image cannot be read.
+        """
+        rows = [self._row(sample) for sample in samples]
+        length = max(len(row["input_ids"]) for row in rows)
+        batch = {
+            key: torch.from_numpy(np.stack([_padded(row[key], length, value) for row in rows]))
+            for key, value in (
+                ("input_ids", self.processor.tokenizer.pad_token_id or 0),
+                ("position_ids", 0),
+                ("labels", IGNORE_INDEX),
+                ("branches", _PADDING),
+            )
+        }
+        batch["attention_mask"] = branch_mask(batch.pop("branches"), self.mask_dtype)
+        batch.update(self._images([sample for sample in samples if sample.image is not None]))
+        return batch
+
+    def _row(self, sample: Sample) -> dict[str, np.ndarray]:
+        """One packed row: ids, positions, labels and branch numbers, [T] each."""
+        prefix = _prefix_ids(self.processor, sample)
+        ids, labels = list(prefix), [IGNORE_INDEX] * len(prefix)
+        positions, branches = list(range(len(prefix))), [_PREFIX] * len(prefix)
+        for number, branch in enumerate(encode_branches(self.processor, sample), start=1):
+            ids += branch.ids
+            labels += branch.labels
+            positions += range(len(prefix), len(prefix) + len(branch.ids))
+            branches += [number] * len(branch.ids)
+        if len(ids) > self.max_length:
+            raise ValueError(f"{sample.name}: expected at most {self.max_length} tokens, got {len(ids)}")
+        if all(label == IGNORE_INDEX for label in labels):
+            raise ValueError(f"{sample.name}: expected supervised tokens, got none")
+        if not sample.supervised:
+            labels = [IGNORE_INDEX] * len(labels)
+        row = {"input_ids": ids, "position_ids": positions, "labels": labels, "branches": branches}
+        return {key: np.asarray(value, dtype=np.int64) for key, value in row.items()}
+
+    def _images(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+        """Image inputs and boxes of all samples that have an image, in the order of their rows."""
+        if not samples:
+            return self._empty_image()
+        inputs, boxes = [], []
+        for sample in samples:
+            image = load_image(sample.image)
+            if image.size != (sample.width, sample.height):
+                raise ValueError(
+                    f"{sample.name}: image {sample.image}: expected {sample.width}x{sample.height} pixels, "
+                    f"got {image.width}x{image.height}"
+                )
+            inputs.append(self.processor.image_inputs(image))
+            boxes.append(self.processor.transform_boxes(sample.boxes_xyxy_px, *image.size))
+        return {
+            "pixel_values": torch.stack([torch.as_tensor(item["pixel_values"]) for item in inputs]),
+            "pixel_values_aux": torch.stack([torch.as_tensor(item["pixel_values_aux"]) for item in inputs]),
+            "object_boxes": torch.cat([torch.as_tensor(item).reshape(-1, 4) for item in boxes]),
+            "num_objects": torch.tensor([len(item) for item in boxes]),
+        }
+
+    def _empty_image(self) -> dict[str, torch.Tensor]:
+        small, large = self.processor.image_size, self.processor.image_size_aux
+        return {
+            "pixel_values": torch.zeros(1, 3, small, small),
+            "pixel_values_aux": torch.zeros(1, 3, large, large),
+            "object_boxes": torch.zeros(0, 4),
+            "num_objects": torch.zeros(1, dtype=torch.int64),
+        }
+
+
+def branch_mask(branches: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The block mask: a token sees what precedes it in the prefix and in its own branch.
+
+    Args:
+        branches: int64 [B, T], 0 for the prefix, 1.. for branches, -1 for padding (which sees itself only).
+
+    Returns:
+        Additive float mask [B, 1, T, T]: 0 where seen, the type's lowest value elsewhere.
+    """
+    length = branches.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    query, key = branches[:, :, None], branches[:, None, :]
+    seen = causal & ((key == _PREFIX) | (key == query)) & (query != _PADDING)  # [B, T, T]
+    seen |= torch.eye(length, dtype=torch.bool)
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
+    return mask[:, None]
+
+
+def _padded(values: np.ndarray, length: int, value: int) -> np.ndarray:
+    return np.pad(values, (0, length - len(values)), constant_values=value)

@@ -1,0 +1,283 @@
+"""TrainConfig, the schema of the recipes in `configs/`, and reading them with all problems reported at once."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rexseek.data.readers import option_problems
+
+
+class ConfigError(ValueError):
+    """A recipe cannot be run. `problems` lists everything found; `missing_data` says whether files are absent."""
+
+    def __init__(self, problems: Sequence[str], missing_data: bool = False):
+        self.problems = list(problems)
+        self.missing_data = missing_data
+        super().__init__("\n".join(f"- {problem}" for problem in self.problems))
+
+
+@dataclass
+class SourceConfig:
+    """One data set of a mixture."""
+
+    reader: str = MISSING  # allava, coco, humanref, llava, regions
+    annotations: str = MISSING  # file
+    images: str = MISSING  # folder
+    weight: float = 1.0  # how often each sample is shown per epoch; 0.5: half of them, other ones each epoch
+    limit: int | None = None  # only this many samples, evenly spread over the file
+    options: dict[str, Any] = field(default_factory=dict)  # the reader's keyword arguments
+
+
+@dataclass
+class DataConfig:
+    """What is trained and validated on."""
+
+    train: list[SourceConfig] = field(default_factory=list)
+    validation: list[SourceConfig] = field(default_factory=list)
+    max_length: int = 2048  # tokens per packed row; a longer list of expressions is split into several rows
+    max_turns: int = 0  # turns per packed row; 0: as many as fit
+    workers: int = 0  # data loader processes per rank; 0: load in the training process
+    detection_images: int = 64  # validation images on which detection by name is measured (stages 2 and 3)
+
+
+@dataclass
+class TowersConfig:
+    """Pretrained beginnings of stage 1: folders or hub names."""
+
+    clip: str = MISSING
+    convnext: str = MISSING
+    llm: str = MISSING
+
+
+@dataclass
+class ModelConfig:
+    """How the model is held in memory."""
+
+    attn_implementation: str = "sdpa"  # sdpa or eager; flash attention takes no block mask
+    dtype: str = "bfloat16"  # float32 or bfloat16
+    gradient_checkpointing: bool = False
+
+
+@dataclass
+class LearningRates:
+    """Peak learning rates of the parameter groups."""
+
+    projectors: float = 2e-5
+    llm: float = 2e-5
+    encoders: float = 2e-5
+
+
+@dataclass
+class OptimConfig:
+    """Hyper-parameters. Exactly one of `epochs` and `steps` is given."""
+
+    epochs: float | None = None
+    steps: int | None = None
+    batch_size: int = MISSING  # packed rows per optimizer step, all processes together
+    micro_batch_size: int = MISSING  # packed rows per process and forward pass
+    learning_rate: LearningRates = field(default_factory=LearningRates)
+    warmup_ratio: float = 0.03  # share of the steps; then cosine to zero
+    weight_decay: float = 0.0  # not on norms, biases and embeddings
+    max_grad_norm: float = 1.0
+    adam_beta2: float = 0.999
+
+
+@dataclass
+class EngineConfig:
+    """Where and with what the training runs."""
+
+    device: str = "auto"  # auto or cpu
+    threads: int | None = None  # torch threads per process; null: leave as they are
+    deepspeed: str | None = "configs/deepspeed/zero2.json"  # null: plain torch
+    logging_steps: int = 10
+    save_steps: int | None = None  # null: no checkpoints, only the final export
+    keep_checkpoints: int = 2
+    wandb: bool = False
+
+
+@dataclass
+class TrainConfig:
+    """One recipe: everything that a stage needs besides its plan."""
+
+    stage: int = MISSING  # must be the plan's
+    output: str = MISSING  # folder of the result
+    root: str = "data"  # folder that the paths below may mention as ${root}
+    init_from: str | None = None  # the previous stage's folder; stage 1: a folder with clip/, convnext/, llm/
+    towers: TowersConfig | None = None  # stage 1, instead of init_from: the three by name
+    resume: str | None = None  # a checkpoint folder of this very run, or "latest"
+    overwrite: bool = False  # allow an output folder that holds a finished run
+    seed: int = 0
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+def load_config(file: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a recipe.
+
+    Args:
+        file: YAML.
+        overrides: `dotted.key=value`, the value in YAML; `data.train.0.weight=2` reaches into lists.
+
+    Raises:
+        ConfigError: unknown keys and values of a wrong type or out of range, all together.
+    """
+    if not file.is_file():
+        raise ConfigError([f"{file}: no such config file"])
+    try:
+        raw = OmegaConf.load(file)
+        for override in overrides:
+            key, separator, value = override.partition("=")
+            if not separator or not key:
+                raise ConfigError([f"expected key=value, got {override!r}"])
+            OmegaConf.update(raw, key, OmegaConf.create({"value": _yaml(value)})["value"], force_add=True)
+        content = OmegaConf.to_container(raw, resolve=False)
+    except (OmegaConfBaseException, OSError, AttributeError, IndexError) as error:
+        raise ConfigError([f"{file}: {error}"]) from error
+    problems: list[str] = []
+    known = _known_only(content, TrainConfig, "", problems)
+    config = OmegaConf.structured(TrainConfig)
+    for key, value in known.items():
+        _merge(config, key, value, problems)
+    if not problems:
+        try:
+            result = OmegaConf.to_object(config)
+        except OmegaConfBaseException as error:
+            problems.append(_first_line(error))
+    if problems:
+        raise ConfigError([f"{file}: {problem}" for problem in problems])
+    return result
+
+
+def _yaml(text: str) -> Any:
+    return OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)["value"]
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    where = [line.strip() for line in lines[1:] if line.strip().startswith("full_key")]
+    return " ".join([*where, lines[0]])
+
+
+def _merge(config: Any, key: str, value: Any, problems: list[str]) -> None:
+    """Set leaves one by one, so that each wrong value is reported."""
+    if isinstance(value, dict) and value and not key.endswith("towers"):
+        for name, inner in value.items():
+            _merge(config, f"{key}.{name}", inner, problems)
+        return
+    try:
+        OmegaConf.update(config, key, value, force_add=False)
+    except OmegaConfBaseException as error:
+        problems.append(f"{key}: {_first_line(error)}")
+
+
+def _known_only(content: Any, schema: type, prefix: str, problems: list[str]) -> dict[str, Any]:
+    """The part of `content` that the schema knows; unknown keys are added to `problems`."""
+    if not isinstance(content, dict):
+        problems.append(f"{prefix or 'the file'}: expected keys, got {content!r}")
+        return {}
+    fields = {item.name: item.type for item in dataclasses.fields(schema)}
+    known: dict[str, Any] = {}
+    for key, value in content.items():
+        place = f"{prefix}{key}"
+        if key not in fields:
+            problems.append(f"unknown key {place!r}, expected one of {', '.join(fields)}")
+        elif dataclasses.is_dataclass(fields[key]):
+            known[key] = _known_only(value, fields[key], f"{place}.", problems)
+        elif fields[key] == list[SourceConfig] and isinstance(value, list):
+            known[key] = [
+                _known_only(v, SourceConfig, f"{place}.{i}.", problems) for i, v in enumerate(value)
+            ]
+        else:
+            known[key] = value
+    return known
+
+
+def check_config(config: TrainConfig, stage: int, world_size: int) -> None:
+    """Everything that can be known before weights are loaded.
+
+    Args:
+        stage: the plan's.
+        world_size: number of processes.
+
+    Raises:
+        ConfigError: contradictory settings and missing files, all together.
+    """
+    problems = _setting_problems(config, stage, world_size)
+    missing = _missing_files(config)
+    if problems or missing:
+        raise ConfigError([*problems, *missing], missing_data=bool(missing))
+
+
+def _setting_problems(config: TrainConfig, stage: int, world_size: int) -> list[str]:
+    problems = []
+    optim, engine = config.optim, config.engine
+
+    def expect(holds: bool, text: str) -> None:
+        if not holds:
+            problems.append(text)
+
+    expect(config.stage == stage, f"stage: expected {stage} (the script's), got {config.stage}")
+    expect(
+        (optim.epochs is None) != (optim.steps is None),
+        f"optim: expected epochs or steps, got epochs={optim.epochs} and steps={optim.steps}",
+    )
+    expect((optim.epochs or 1) > 0 and (optim.steps or 1) > 0, "optim: expected epochs or steps above 0")
+    share = max(1, optim.micro_batch_size) * world_size
+    expect(
+        optim.micro_batch_size > 0 and optim.batch_size > 0 and optim.batch_size % share == 0,
+        f"optim.batch_size: expected a multiple of micro_batch_size x processes = {optim.micro_batch_size} x "
+        f"{world_size}, got {optim.batch_size}",
+    )
+    expect(0 <= optim.warmup_ratio < 1, f"optim.warmup_ratio: expected 0..1, got {optim.warmup_ratio}")
+    expect(
+        config.model.attn_implementation in ("sdpa", "eager"),
+        f"model.attn_implementation: expected sdpa or eager (packing needs an additive mask, which "
+        f"flash attention does not take), got {config.model.attn_implementation}",
+    )
+    expect(
+        config.model.dtype in ("float32", "bfloat16"),
+        f"model.dtype: expected float32 or bfloat16, got {config.model.dtype}",
+    )
+    expect(engine.device in ("auto", "cpu"), f"engine.device: expected auto or cpu, got {engine.device}")
+    expect(bool(config.data.train), "data.train: expected at least one source, got none")
+    starts = [config.init_from is not None, config.towers is not None]
+    expect(sum(starts) == 1, "expected one of init_from and towers to start from")
+    expect(
+        stage == 1 or config.towers is None, f"towers: only stage 1 starts from towers, this is stage {stage}"
+    )
+    for place, source in _sources(config):
+        expect(source.weight > 0, f"{place}.weight: expected above 0, got {source.weight}")
+        expect(
+            source.limit is None or source.limit > 0, f"{place}.limit: expected above 0, got {source.limit}"
+        )
+        problems.extend(f"{place}: {problem}" for problem in option_problems(source.reader, source.options))
+    return problems
+
+
+def _missing_files(config: TrainConfig) -> list[str]:
+    missing = []
+    for place, source in _sources(config):
+        if not Path(source.annotations).is_file():
+            missing.append(f"{place}.annotations: no such file: {source.annotations}")
+        if not Path(source.images).is_dir():
+            missing.append(f"{place}.images: no such folder: {source.images}")
+    if config.init_from is not None and not Path(config.init_from).is_dir():
+        missing.append(f"init_from: no such folder: {config.init_from}")
+    if config.engine.deepspeed is not None and not Path(config.engine.deepspeed).is_file():
+        missing.append(f"engine.deepspeed: no such file: {config.engine.deepspeed}")
+    return missing
+
+
+def _sources(config: TrainConfig) -> list[tuple[str, SourceConfig]]:
+    return [
+        (f"data.{part}.{index}", source)
+        for part in ("train", "validation")
+        for index, source in enumerate(getattr(config.data, part))
+    ]

@@ -1,0 +1,102 @@
+"""The thin subclass of transformers.Trainer, and its arguments from a recipe."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+from rexseek.data.mixture import Row
+from rexseek.training.config import TrainConfig
+from rexseek.training.stage import parameter_groups
+
+
+class StageTrainer(Trainer):
+    """Trainer with learning rates per module, float32 boxes, and a stop at the first loss that is not finite."""
+
+    def __init__(self, *args: Any, config: TrainConfig, rows: Sequence[Row], **kwargs: Any):
+        self.recipe = config
+        self.rows = rows
+        super().__init__(*args, **kwargs)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """AdamW over `parameter_groups`."""
+        if self.optimizer is None:
+            optim = self.recipe.optim
+            groups = parameter_groups(
+                model or self.model, dataclasses.asdict(optim.learning_rate), optim.weight_decay
+            )
+            betas = (self.args.adam_beta1, self.args.adam_beta2)
+            self.optimizer = torch.optim.AdamW(groups, betas=betas, eps=self.args.adam_epsilon, fused=True)
+        return self.optimizer
+
+    def _prepare_input(self, data: Any) -> Any:
+        """Move tensors to the device, with their types: under DeepSpeed Trainer would make boxes half precision."""
+        if isinstance(data, dict):
+            return {key: self._prepare_input(value) for key, value in data.items()}
+        return data.to(self.args.device) if isinstance(data, torch.Tensor) else data
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """One forward and backward pass.
+
+        Raises:
+            RuntimeError: the loss is not finite, naming the rows of the step.
+        """
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss):
+            raise RuntimeError(
+                f"step {self.state.global_step + 1}: the loss is {loss.item()}; samples of this step: "
+                f"{self._sample_names(self.state.global_step)}"
+            )
+        return loss
+
+    def _sample_names(self, step: int) -> str:
+        size = self.recipe.optim.batch_size
+        sources = self.train_dataset.mixture.sources
+        rows = self.rows[step * size : (step + 1) * size]
+        return ", ".join(sources[row.source].samples[row.sample].name for row in rows)
+
+
+def training_arguments(config: TrainConfig, steps: int, world_size: int) -> TrainingArguments:
+    """Trainer's arguments of a recipe.
+
+    Args:
+        steps: optimizer steps of the whole training.
+        world_size: number of processes.
+    """
+    optim, engine = config.optim, config.engine
+    use_cpu = engine.device == "cpu" or not torch.cuda.is_available()
+    rates = optim.learning_rate
+    return TrainingArguments(
+        output_dir=config.output,
+        seed=config.seed,
+        max_steps=steps,
+        per_device_train_batch_size=optim.micro_batch_size,
+        gradient_accumulation_steps=optim.batch_size // (optim.micro_batch_size * world_size),
+        learning_rate=max(rates.projectors, rates.llm, rates.encoders),
+        lr_scheduler_type="cosine",
+        warmup_steps=optim.warmup_ratio,
+        max_grad_norm=optim.max_grad_norm,
+        adam_beta2=optim.adam_beta2,
+        bf16=config.model.dtype == "bfloat16",
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        logging_steps=engine.logging_steps,
+        logging_first_step=True,
+        logging_nan_inf_filter=False,
+        save_strategy="no" if engine.save_steps is None else "steps",
+        save_steps=engine.save_steps or 1,
+        save_total_limit=engine.keep_checkpoints,
+        report_to=["wandb"] if engine.wandb else [],
+        dataloader_num_workers=config.data.workers,
+        dataloader_pin_memory=not use_cpu,
+        train_sampling_strategy="sequential",  # the schedule is the order
+        remove_unused_columns=False,
+        use_cpu=use_cpu,
+        ddp_backend="gloo" if use_cpu else None,
+        deepspeed=None if engine.deepspeed is None else json.loads(Path(engine.deepspeed).read_text()),
+        disable_tqdm=False,
+    )

@@ -1,0 +1,129 @@
+"""Held-out loss, and recall of detection by name."""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import nn
+
+from rexseek.data.collate import PackedCollator
+from rexseek.data.mixture import Mixture, Row
+from rexseek.data.sample import Sample
+from rexseek.images import load_image
+from rexseek.model.decoding import answer_expressions, encode_prefix
+from rexseek.processor import RexSeekProcessor
+from rexseek.tokens import IGNORE_INDEX
+
+
+class HeldOutLoss:
+    """Token-mean cross entropy on validation rows, per source and over all, summed over processes."""
+
+    def __init__(
+        self, mixture: Mixture, collator: PackedCollator, batch_size: int, rank: int, world_size: int
+    ):
+        self.mixture = mixture
+        self.collator = collator
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> dict[str, object]:
+        """Measure; the model's mode is restored.
+
+        Returns:
+            `loss` and `loss_by_source` (nats per supervised token).
+        """
+        was_training = model.training
+        model.eval()
+        device = next(model.parameters()).device
+        sums = torch.zeros(len(self.mixture.sources), 2, dtype=torch.float64, device=device)  # loss, tokens
+        for source in range(len(self.mixture.sources)):
+            for batch in self._batches(source):
+                batch = {key: value.to(device) for key, value in batch.items()}
+                tokens = (batch["labels"][:, 1:] != IGNORE_INDEX).sum()
+                loss = model(**batch).loss.double()
+                if tokens:  # a batch of fillers has no loss
+                    sums[source] += torch.stack([loss * tokens, tokens])
+        model.train(was_training)
+        if self.world_size > 1:
+            torch.distributed.all_reduce(sums)
+        names = [source.name for source in self.mixture.sources]
+        return {
+            "loss": float(sums[:, 0].sum() / sums[:, 1].sum()),
+            "loss_by_source": {name: float(s[0] / s[1]) for name, s in zip(names, sums, strict=True)},
+        }
+
+    def _batches(self, source: int) -> Iterable[dict[str, torch.Tensor]]:
+        """This process's batches; all processes have equally many, with fillers."""
+        rows = sorted(
+            (row for row in self.mixture.epoch_rows(0) if row.source == source), key=lambda row: row.length
+        )
+        if not rows:
+            raise ValueError(f"validation source {self.mixture.sources[source].name} has no row")
+        share = self.batch_size * self.world_size
+        for start in range(0, len(rows), share):
+            part = rows[start + self.rank * self.batch_size :][: self.batch_size]
+            part = part[: max(0, start + share - (start + self.rank * self.batch_size))]
+            samples = [self.mixture.sample_of(row) for row in part]
+            yield self.collator(samples or [self._filler(rows[start])])
+
+    def _filler(self, row: Row) -> Sample:
+        from dataclasses import replace
+
+        return self.mixture.sample_of(replace(row, filler=True))
+
+
+def detection_counts(
+    model: nn.Module, processor: RexSeekProcessor, samples: Sequence[Sample]
+) -> dict[str, int]:
+    """Ask for each name of detection samples and count objects found.
+
+    Args:
+        samples: of a detection source: turns with blocks of (name, indices).
+
+    Returns:
+        Counts: `answers`, `predicted`, `correct` objects over present names; `absent` names and how many were
+        `rejected`.
+    """
+    counts = dict.fromkeys(("answers", "predicted", "correct", "absent", "rejected"), 0)
+    was_training = model.training
+    model.eval()
+    for sample in samples:
+        wanted = {name: set(indices) for turn in sample.turns for name, indices in turn.blocks or ()}
+        if not wanted or not len(sample.boxes_xyxy_px):
+            continue
+        prefix = encode_prefix(model, processor, load_image(sample.image), np.array(sample.boxes_xyxy_px))
+        for name, answer in zip(
+            wanted, answer_expressions(model, processor, prefix, list(wanted)), strict=True
+        ):
+            if wanted[name]:
+                counts["answers"] += len(wanted[name])
+                counts["predicted"] += len(answer.indices)
+                counts["correct"] += len(wanted[name] & set(answer.indices))
+            else:
+                counts["absent"] += 1
+                counts["rejected"] += answer.status == "rejected"
+    model.train(was_training)
+    return counts
+
+
+def detection_scores(counts: dict[str, int]) -> dict[str, float | int | None]:
+    """Recall and precision of present names and the share of absent names rejected, with the counts."""
+
+    def share(part: str, whole: str) -> float | None:
+        return counts[part] / counts[whole] if counts[whole] else None
+
+    return {
+        "recall": share("correct", "answers"),
+        "precision": share("correct", "predicted"),
+        "absent_rejected": share("rejected", "absent"),
+        **counts,
+    }
+
+
+def own_share(samples: Iterable[Sample], limit: int, rank: int, world_size: int) -> list[Sample]:
+    """Every `world_size`-th of the first `limit` samples whose candidates fit a prompt."""
+    fitting = (sample for sample in samples if len(sample.boxes_xyxy_px) <= 100)
+    return list(islice(fitting, limit))[rank::world_size]
