@@ -44,6 +44,8 @@ def refer(
 ) -> None:
     """Find what expressions refer to in one image."""
     with _wrong_input_in_one_line():
+        from transformers.utils.logging import disable_progress_bar
+
         from .images import load_image
         from .predictor import RexSeekPredictor
         from .visualize import draw_referrals
@@ -52,6 +54,7 @@ def refer(
         candidates = read_boxes_xyxy_px(boxes)
         if output is not None:
             _check_picture_path(output)
+        disable_progress_bar()
         predictor = RexSeekPredictor.from_pretrained(checkpoint, device=device)
         referrals = predictor.refer(image, candidates, expressions)
         if output is not None:
@@ -80,12 +83,12 @@ def read_boxes_xyxy_px(path: Path) -> list[list[float]]:
         if "boxes_xyxy_px" not in content or unknown:
             raise ValueError(f"boxes {path}: got an object with the keys {sorted(content)}; {expected}")
         boxes, scores = content["boxes_xyxy_px"], content.get("scores")
-        if scores is not None and (not isinstance(scores, list) or len(scores) != len(boxes)):
-            raise ValueError(f"boxes {path}: expected one score per box ({len(boxes)}), got {scores!r:.80}")
     else:
-        boxes = content
+        boxes, scores = content, None
     if not isinstance(boxes, list):
         raise ValueError(f"boxes {path}: got {boxes!r:.80}; {expected}")
+    if scores is not None and (not isinstance(scores, list) or len(scores) != len(boxes)):
+        raise ValueError(f"boxes {path}: expected one score per box ({len(boxes)}), got {scores!r:.80}")
     for index, box in enumerate(boxes):
         numbers = isinstance(box, list) and all(type(value) in (int, float) for value in box)
         if not numbers or len(box) != 4:

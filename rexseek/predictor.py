@@ -134,10 +134,11 @@ class RexSeekPredictor:
             attn_implementation: flash-attention takes no mask and so cannot serve packed expressions.
 
         Raises:
-            ValueError: `folder` is not a RexSeek checkpoint, or is incomplete or unreadable.
+            ValueError: `folder` is not a RexSeek checkpoint, or is incomplete or unreadable; no such device.
         """
         if attn_implementation not in ("eager", "sdpa"):
             raise ValueError(f"attn_implementation: expected 'eager' or 'sdpa', got {attn_implementation!r}")
+        target = _device(device)
         folder = Path(folder)
         _check_checkpoint(folder)
         try:
@@ -156,9 +157,7 @@ class RexSeekPredictor:
             raise ValueError(
                 f"checkpoint {folder}: {len(missing)} weights are missing, such as {missing[0]!r}"
             )
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        return cls(model.to(device), processor)
+        return cls(model.to(target), processor)
 
     @overload
     def refer(self, image: ImageInput, boxes_xyxy_px: BoxArray, expressions: str) -> Referral: ...
@@ -269,7 +268,7 @@ def _merge(answers: Sequence[Answer], candidates: Sequence[np.ndarray]) -> _Verd
         indices=tuple(int(own[index]) for answer, own in pairs for index in answer.indices),
         scores=tuple(score for answer in answers for score in answer.object_scores),
         rejection_probability=min(answer.rejection_probability for answer in answers),
-        text="\n".join(answer.text for answer in answers),
+        text="\n".join(answer.text for answer in answers if answer.indices) or REFUSAL,
     )
 
 
@@ -277,6 +276,18 @@ def _check_expressions(expressions: str | Sequence[str]) -> list[str]:
     if isinstance(expressions, str):
         return [check_plain_text(expressions, "expression")]
     return [check_plain_text(text, f"expression {number}") for number, text in enumerate(expressions)]
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device: expected one such as 'cpu' or 'cuda:0', got {device!r}") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {device}: there are {torch.cuda.device_count()} CUDA devices")
+    return device
 
 
 def _check_checkpoint(folder: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from conftest import make_tiny_config
 from PIL import Image
 
 from rexseek.model import RexSeekForConditionalGeneration
@@ -24,6 +23,7 @@ from rexseek.tokens import (
     question_for,
     render_answer,
 )
+from tests.conftest import make_tiny_config
 
 BOXES = np.array([[10 * i, 5 + i, 10 * i + 60, 120 + 4 * i] for i in range(7)], dtype=np.float32)
 EXPRESSIONS = [
