@@ -72,8 +72,9 @@ class RexSeekConfig(PreTrainedConfig):
             )
         if self.image_size_aux % 32 or self.patch_grid != self.image_size_aux // 32:
             raise ValueError(
-                f"CLIP's patch grid ({self.image_size} // {self.vision_config.patch_size} = {self.patch_grid}) "
-                f"must equal ConvNeXt's last map (image_size_aux / 32), got image_size_aux {self.image_size_aux}"
+                f"expected equally many CLIP patches ({self.image_size} // {self.vision_config.patch_size}) "
+                f"and cells of ConvNeXt's last map (image_size_aux / 32) a side, got {self.patch_grid} and "
+                f"{self.image_size_aux} / 32"
             )
         if not 0 <= self.num_vision_layers <= self.vision_config.num_hidden_layers:
             raise ValueError(

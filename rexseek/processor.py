@@ -62,7 +62,7 @@ class RexSeekProcessor(ProcessorMixin):
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, config: RexSeekConfig) -> "RexSeekProcessor":
-        """Build from a language model's tokenizer; a copy of it gets the tokens it lacks, in released order."""
+        """Build from an LLM's tokenizer, a copy of which gets the tokens it lacks, in released order."""
         tokenizer = deepcopy(tokenizer)
         known = tokenizer.get_vocab()
         tokenizer.add_tokens(

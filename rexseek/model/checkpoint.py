@@ -61,13 +61,13 @@ def initial_model(
 ) -> tuple[RexSeekForConditionalGeneration, RexSeekProcessor]:
     """Put a new RexSeek together from separately pretrained parts (paper section 4); projectors start random.
 
-    The token table gets a row for each of RexSeek's tokens that the tokenizer lacks, set to the mean of the real
-    rows. A table padded beyond its vocabulary has room already; it never shrinks.
+    The token table gets a row for each of RexSeek's tokens that the tokenizer lacks, set to the mean of the
+    real rows. A table padded beyond its vocabulary has room already; it never shrinks.
 
     Args:
         clip: folder or hub id of a CLIP model.
         convnext: folder or file with safetensors of a timm or open_clip ConvNeXt, or an open_clip
-            "model:pretrained" pair such as `convnext_large_d_320:laion2b_s29b_b131k_ft_soup`.
+            "model:tag" such as `convnext_large_d_320:laion2b_s29b_b131k_ft_soup`.
         language_model: folder or hub id of a causal language model with its tokenizer.
         image_size_aux: side in pixels of the letterboxed square.
         vision_select_layer: CLIP hidden state that gives the patch features.
@@ -129,7 +129,7 @@ def _load_convnext(source: str | Path) -> tuple[ConvNextTower, list[int], list[i
     blocks = [re.match(r"stages\.(\d+)\.blocks\.(\d+)\.mlp\.fc2\.weight", name) for name in state]
     found = sorted((int(match[1]), int(match[2])) for match in blocks if match)
     if stem is None or {stage for stage, _ in found} != {0, 1, 2, 3}:
-        raise ValueError(f"{source}: expected the weights of a timm ConvNeXt, got {sorted(state)[:5]} ...")
+        raise ValueError(f"{source}: expected weights of a timm ConvNeXt, got {sorted(state)[:5]} ...")
     depths = [sum(stage == wanted for stage, _ in found) for wanted in range(4)]
     dims = [state[f"stages.{stage}.blocks.0.mlp.fc2.weight"].shape[0] for stage in range(4)]
     tower = ConvNextTower(depths, dims)
@@ -139,7 +139,7 @@ def _load_convnext(source: str | Path) -> tuple[ConvNextTower, list[int], list[i
     if wrong:
         name = wrong[0]
         raise ValueError(
-            f"{source}: {len(wrong)} tensors do not fit a ConvNeXt with depths {depths} and dims {dims}; first "
+            f"{source}: {len(wrong)} tensors do not fit a ConvNeXt of depths {depths} and dims {dims}; first "
             f"{name}: expected shape {_shape(expected, name)}, got {_shape(state, name)}"
         )
     tower.load_state_dict(state)
@@ -164,7 +164,7 @@ def _convnext_state(source: str | Path) -> dict[str, Tensor]:
         state = _open_clip_trunk(str(source)).state_dict()
     else:
         raise ValueError(
-            f"{source}: expected a folder, a .safetensors file, or an open_clip 'model:pretrained'"
+            f"{source}: expected a folder, a .safetensors file or an open_clip 'model:tag'"
         )
     trunk = {name: value for name, value in state.items() if name.startswith(_OPEN_CLIP_TRUNK)}
     return {name.removeprefix(_OPEN_CLIP_TRUNK): value for name, value in trunk.items()} or state

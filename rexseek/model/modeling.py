@@ -1,4 +1,4 @@
-"""RexSeekForConditionalGeneration: choose candidate boxes by their index tokens (arXiv 2503.08507, section 4).
+"""The model: an LLM that chooses candidate boxes by their index tokens (arXiv 2503.08507, section 4).
 
 Legend: B rows, T tokens of a row, I images, P image tokens of an image, O objects, D width of the LLM.
 """
@@ -140,9 +140,9 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             object_tokens: [sum O, D] or None.
 
         Raises:
-            ValueError: the number of places differs from the number of features. Only where there is no place
-                at all (a text batch that carries a filler image) features may be left over; they then take part
-                with weight zero, so that every module runs on every process.
+            ValueError: the number of places differs from the number of features. Only where there is no
+                place at all (a text batch that carries a filler image) features may be left over; they then
+                take part with weight zero, so that every module runs on every process.
         """
         embeddings = self.get_input_embeddings()(input_ids.clamp(min=0))
         places = {IMAGE_TOKEN_ID: image_tokens, OBJECT_FEATURE_TOKEN_ID: object_tokens}
@@ -183,7 +183,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         Args:
             input_ids: [B, T] with -200 and -300 at the places of features.
             inputs_embeds: [B, T, D], instead of input_ids.
-            attention_mask: [B, T], or an additive float mask [B, 1, T, S] that goes straight to the attention.
+            attention_mask: [B, T], or an additive float mask [B, 1, T, S] for the attention as it is.
             position_ids: [B, T].
             cache: keys and values of earlier tokens.
             labels: [B, T], -100 where there is no loss; shifted inside.

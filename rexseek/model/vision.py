@@ -48,7 +48,7 @@ class ConvNextTower(nn.Module):
         trunk = ConvNeXt(depths=tuple(depths), dims=tuple(dims), num_classes=0, norm_eps=1e-6)
         self.stem = trunk.stem
         self.stages = trunk.stages
-        self.gradient_checkpointing = False  # switched by `gradient_checkpointing_enable`
+        self.gradient_checkpointing = False  # switched by `activation_checkpointing_enable`
 
     def forward(self, pixel_values: Tensor) -> list[Tensor]:
         """[I, 3, S, S] -> four maps [I, C, H, W] at 1/4, 1/8, 1/16 and 1/32 of the side."""

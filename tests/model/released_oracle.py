@@ -1,7 +1,7 @@
 """The small deterministic model whose numbers were taken from the released implementation.
 
-Every weight is a function of its released name and its shape; `tests/data/oracle_model` holds inputs and expected
-values. More cases are found through the environment variable REXSEEK_ORACLES, where that is set.
+Every weight is a function of its released name and its shape; `tests/data/oracle_model` holds inputs and
+expected values. More cases are found through the environment variable REXSEEK_ORACLES.
 """
 
 import json

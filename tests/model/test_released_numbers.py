@@ -5,7 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from released_oracle import (
+
+from rexseek.model.checkpoint import from_released, to_released
+from rexseek.model.object_tokens import object_features
+from rexseek.model.vision import clip_patches
+from rexseek.processor import RexSeekProcessor
+from tests.model.released_oracle import (
     DATA,
     SUBSAMPLES,
     collapse_images,
@@ -16,11 +21,6 @@ from released_oracle import (
     oracle_processor,
     released_weight,
 )
-
-from rexseek.model.checkpoint import from_released, to_released
-from rexseek.model.object_tokens import object_features
-from rexseek.model.vision import clip_patches
-from rexseek.processor import RexSeekProcessor
 
 CASES = ["c02_portrait", "c03_square_one", "c06_small_portrait"]
 TOLERANCE = 1.5e-4  # on logits of about 10; the released code itself is 3e-5 off its float64 values
