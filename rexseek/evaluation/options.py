@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.logging import RichHandler
 
 Required = Annotated[Path, typer.Option()]
@@ -36,7 +37,8 @@ def new_app(description: str) -> typer.Typer:
 
 def run(app: typer.Typer) -> None:
     """Run a script's command line; wrong input ends it with one line that says what (exit code 1)."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(show_path=False)])
+    handler = RichHandler(console=Console(stderr=True), show_path=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
     try:
         app()
     except (ValueError, OSError) as error:

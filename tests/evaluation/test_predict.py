@@ -1,0 +1,187 @@
+"""Prediction files: their lines, resuming, the baseline, and refusals; with a stand-in for the predictor."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rexseek.data.jsonl import read_jsonl
+from rexseek.evaluation.predict import meta_path, predict_humanref, write_baseline
+
+BOXES = [[0, 0, 20, 10], [30.25, 0, 50.1, 10], [60, 0, 80, 10]]
+
+
+@dataclass
+class FirstTwo:
+    """Chooses the first two candidates, rejects "nobody", garbles "noise"; remembers what it was asked."""
+
+    asked: list[tuple[str, int, list[str]]] = field(default_factory=list)
+
+    def refer(self, image: Path, boxes: list[list[float]], expressions: list[str]) -> list[SimpleNamespace]:
+        self.asked.append((image.name, len(boxes), expressions))
+        if "broken" in expressions:
+            raise ValueError("broken expression")
+        return [self.answer(expression) for expression in expressions]
+
+    def answer(self, expression: str) -> SimpleNamespace:
+        status = {"nobody": "rejected", "noise": "malformed"}.get(expression, "found")
+        indices = (1, 0) if status == "found" else ()
+        return SimpleNamespace(
+            status=status,
+            indices=indices,
+            text="text",
+            scores=(0.5,) * len(indices),
+            rejection_probability=0.25,
+        )
+
+
+@dataclass
+class Place:
+    """A folder with annotations, images and a checkpoint."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.annotations, self.images = self.folder / "annotations.jsonl", self.folder / "images"
+        self.output, self.checkpoint = self.folder / "out/predictions.jsonl", self.folder / "checkpoint"
+        self.images.mkdir()
+        self.checkpoint.mkdir()
+        (self.checkpoint / "model.safetensors").write_bytes(b"weights")
+        for name in ("a.png", "b.png"):
+            Image.new("RGB", (100, 20)).save(self.images / name)
+        self.write(
+            [
+                self.row(1, "a.png", "left"),
+                self.row(2, "b.png", "nobody"),
+                self.row(3, "a.png", "noise"),
+                self.row(4, "a.png", "one", candidate_boxes=BOXES[:2]),
+            ]
+        )
+
+    def row(self, id_: Any, image: str, expression: str, **more: Any) -> dict[str, Any]:
+        row = {"id": id_, "image_name": image, "referring": expression, "domain": "attribute"}
+        return {**row, "sub_domain": "a", "candidate_boxes": BOXES, "answer_boxes": BOXES[:1], **more}
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        self.annotations.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def predict(self, predictor: Any) -> dict[str, int]:
+        return predict_humanref(predictor, self.checkpoint, self.annotations, self.images, self.output)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [row for _, row in read_jsonl(self.output)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_lines(place: Place) -> None:
+    predictor = FirstTwo()
+    counts = place.predict(predictor)
+    assert predictor.asked == [
+        ("a.png", 3, ["left", "noise"]),
+        ("b.png", 3, ["nobody"]),
+        ("a.png", 2, ["one"]),
+    ]
+    by_id = {row["id"]: row for row in place.lines()}
+    assert by_id[1] == {
+        "id": 1,
+        "extracted_predictions": [BOXES[1], BOXES[0]],
+        "status": "found",
+        "text": "text",
+        "scores": [0.5, 0.5],
+        "rejection_probability": 0.25,
+    }
+    assert (by_id[2]["extracted_predictions"], by_id[2]["status"]) == ([[]], "rejected")
+    assert (by_id[3]["extracted_predictions"], by_id[3]["status"]) == ([], "malformed")
+    assert (counts["found"], counts["rejected"], counts["malformed"], counts["resumed"]) == (2, 1, 1, 0)
+    meta = json.loads(meta_path(place.output).read_text())
+    assert meta["candidates"] == "annotations"
+
+
+def test_continues_after_a_kill(place: Place) -> None:
+    place.predict(FirstTwo())
+    complete = place.output.read_bytes()
+    place.output.write_bytes(
+        complete[: complete.rfind(b"\n", 0, -1) - 5]
+    )  # the third line is cut, the last gone
+    predictor = FirstTwo()
+    counts = place.predict(predictor)
+    assert counts["resumed"] == 2
+    assert sorted(row["id"] for row in place.lines()) == [1, 2, 3, 4]
+    assert place.predict(predictor)["resumed"] == 4
+    assert len(predictor.asked) == 2  # nothing was asked the last time
+
+
+def test_other_run_is_refused(place: Place) -> None:
+    place.predict(FirstTwo())
+    (place.checkpoint / "model.safetensors").write_bytes(b"other weights")
+    with pytest.raises(ValueError, match=r"belongs to another run \(checkpoint_fingerprint was"):
+        place.predict(FirstTwo())
+    meta_path(place.output).unlink()
+    with pytest.raises(ValueError, match=r"exists without predictions\.jsonl\.meta\.json"):
+        place.predict(FirstTwo())
+
+
+def test_first_hundred_candidates(place: Place) -> None:
+    many = [[x, 0, x + 1, 5] for x in range(103)]
+    place.write([place.row(1, "a.png", "left", candidate_boxes=many, answer_boxes=[many[0], many[101]])])
+    predictor = FirstTwo()
+    counts = place.predict(predictor)
+    assert predictor.asked == [("a.png", 100, ["left"])]
+    assert (counts["dropped_candidates"], counts["unreachable_answers"]) == (3, 1)
+
+
+def test_no_candidates(place: Place) -> None:
+    place.write([place.row("x", "a.png", "nobody", candidate_boxes=[], answer_boxes=[])])
+    predictor = FirstTwo()
+    place.predict(predictor)
+    assert predictor.asked == [("a.png", 0, ["nobody"])]
+    assert place.lines()[0]["extracted_predictions"] == [[]]
+
+
+def test_error_names_lines_and_image(place: Place) -> None:
+    place.write([place.row(1, "b.png", "left"), place.row("k", "a.png", "broken")])
+    with pytest.raises(ValueError, match=r"annotations\.jsonl, line 2 \(id 'k'\), image a\.png: broken expr"):
+        place.predict(FirstTwo())
+    assert [row["id"] for row in place.lines()] == [1]  # what was done before stays
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_name": "c.png"}, "line 2: id 2: there is no image .*c.png"),
+        ({"id": 1}, "line 2: id 1 was used before, on line 1"),
+        ({"id": None}, "line 2: id None, expected an integer or a string"),
+        ({"candidate_boxes": None}, "line 2: id 2: candidate_boxes is None, expected a list"),
+    ],
+)
+def test_wrong_annotations(place: Place, change: dict[str, Any], message: str) -> None:
+    place.write([place.row(1, "a.png", "left"), {**place.row(2, "a.png", "right"), **change}])
+    with pytest.raises(ValueError, match=message):
+        place.predict(FirstTwo())
+    assert not place.output.exists()
+
+
+def test_annotation_without_a_key(place: Place) -> None:
+    row = place.row(1, "a.png", "left")
+    del row["referring"]
+    place.write([row])
+    with pytest.raises(ValueError, match=r"line 1: has no 'referring'; it has id, image_name"):
+        place.predict(FirstTwo())
+
+
+def test_baseline_is_every_candidate(place: Place) -> None:
+    place.write([place.row(1, "gone.png", "left"), place.row(2, "a.png", "nobody", candidate_boxes=[])])
+    assert write_baseline(place.annotations, place.output) == 2
+    assert place.lines() == [
+        {"id": 1, "extracted_predictions": BOXES, "status": "found"},
+        {"id": 2, "extracted_predictions": [[]], "status": "rejected"},
+    ]
+    assert json.loads(meta_path(place.output).read_text())["candidates"] == "annotations"
