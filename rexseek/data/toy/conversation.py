@@ -41,7 +41,7 @@ def _one_per_third(scene: Scene, rng: random.Random) -> list[tuple[str, Person]]
     thirds: list[list[Person]] = [[], [], []]
     for person in scene.persons:
         thirds[min(2, int(3 * person.x / scene.width))].append(person)
-    return [(place, rng.choice(persons)) for place, persons in zip(_PLACES, thirds) if persons]
+    return [(place, rng.choice(persons)) for place, persons in zip(_PLACES, thirds, strict=True) if persons]
 
 
 def conversation(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:

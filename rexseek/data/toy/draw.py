@@ -23,7 +23,7 @@ class _Pen:
 
     def _draw(self, shape: str, points, colour, **options) -> None:
         points = [(x * _SCALE, y * _SCALE) for x, y in points]
-        for target, ink in zip(self._targets, (colour, self.owner)):
+        for target, ink in zip(self._targets, (colour, self.owner), strict=True):
             getattr(target, shape)(points, fill=ink, **options)
 
     def polygon(self, points, colour) -> None:
@@ -52,7 +52,8 @@ def draw_scene(scene: Scene) -> tuple[Image.Image, list[np.ndarray]]:
     """Draws the scene and sets `scene.boxes` (xyxy pixels of the visible parts, persons first, then things).
 
     Returns:
-        The RGB picture and one boolean mask [height, width] per person and thing, in the order of `scene.boxes`.
+        The RGB picture and one boolean mask [height, width] per person and thing, in the order of
+        `scene.boxes`.
     """
     pen = _Pen(scene.width, scene.height)
     _draw_background(pen, scene)
@@ -147,7 +148,7 @@ _DRAW_THING = {
 
 
 def _draw_person(pen: _Pen, person: Person, scene: Scene) -> None:
-    """Back to front: seat or bicycle, cape, long hair, legs, trunk, head, hat, arms and what the hands hold."""
+    """Back to front: seat, cape, long hair, legs, bicycle, trunk, head, arms and what the hands hold."""
     size = person.height
     female = person.kind in ("woman", "girl")
     head = size * (0.145 if person.is_child else 0.115)
@@ -301,7 +302,7 @@ def _draw_head(pen: _Pen, person: Person, y: float, radius: float) -> None:
 
 
 def _draw_arms(pen: _Pen, person: Person, scene: Scene, shoulder: float, half: float) -> None:
-    """The side of `flip` (towards the partner when there is one) is the busy hand, the other one hangs unless both are raised."""
+    """The busy hand is on the side of `flip` (towards a partner); the other one hangs unless both are raised."""
     size, busy = person.height, -1 if person.flip else 1
     reach = 0.33 * size
     down = {side: (person.x + side * (half + 0.07 * size), shoulder + reach) for side in (-1, 1)}
@@ -320,7 +321,7 @@ def _draw_arms(pen: _Pen, person: Person, scene: Scene, shoulder: float, half: f
     sleeve = COLOURS[(person.dress or person.top)[1]]
     for side, hand in hands.items():
         start = (person.x + side * 0.9 * half, shoulder)
-        elbow = tuple(a + 0.75 * (b - a) for a, b in zip(start, hand))
+        elbow = tuple(a + 0.75 * (b - a) for a, b in zip(start, hand, strict=True))
         pen.line([start, hand], 0.055 * size, person.skin)
         pen.line([start, elbow], 0.07 * size, sleeve)
         pen.ellipse(*hand, 0.035 * size, 0.035 * size, person.skin)

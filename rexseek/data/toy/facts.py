@@ -1,4 +1,4 @@
-"""What can be said of one person, as words with a test: the building blocks of every expression of the toy world."""
+"""What can be said of one person, as words with a test: the building blocks of the toy world's expressions."""
 
 import random
 from collections.abc import Callable
@@ -200,7 +200,7 @@ _PAIRED = ("hat", "top", "bottom", "dress", "held")
 
 
 def describe(person: Person, rng: random.Random) -> str:
-    """A full description, for region captions: `a boy in a red cap, with short black hair, riding a bicycle`."""
+    """A full description, for region captions: `a boy in a red cap, with black hair, riding a bicycle`."""
     facts = most_specific(person)
     rng.shuffle(facts)
     name = f"{person.name}, " if person.name else ""

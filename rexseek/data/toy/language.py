@@ -1,4 +1,4 @@
-"""Referring expressions of the toy world, for the six domains of HumanRef and their sub-domains (paper, section 3)."""
+"""Referring expressions of the toy world, for HumanRef's six domains and their sub-domains (paper, section 3)."""
 
 import random
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from rexseek.data.toy.facts import (
     true_facts,
     usable,
 )
+from rexseek.data.toy.places import centres, neighbour, next_to, side_of
 from rexseek.data.toy.vocabulary import CHARACTERS, HELD_OUT
 from rexseek.data.toy.world import Person, Scene
 
@@ -59,13 +60,16 @@ class Narrator:
 
     def __init__(self, scene: Scene, rng: random.Random, hold_out: bool) -> None:
         self.scene, self.rng, self.hold_out = scene, rng, hold_out
-        self.centres = [(box[0] + box[2]) / 2 for box in scene.boxes]
+        self.centres = centres(scene)
         self.everyone = range(len(scene.persons))
         self._attribute_facts = usable(ATTRIBUTE_FACTS, hold_out)
         self._held_facts = usable(HELD_FACTS, hold_out)
 
     def expressions(self, domain: str, count: int) -> list[Expression]:
-        """Up to `count` different expressions of a domain, cycling through its sub-domains; fewer where the scene has no more."""
+        """Up to `count` different expressions of a domain, of all its sub-domains in turn.
+
+        Fewer where the scene has no more to say.
+        """
         sub_domains = list(SUB_DOMAINS[domain])
         self.rng.shuffle(sub_domains)
         found: dict[str, Expression] = {}
@@ -81,8 +85,6 @@ class Narrator:
                 held_out = any(pair in HELD_OUT for pair in pairs)
                 found[text] = Expression(text, tuple(sorted(answers)), domain, sub_domain, held_out)
         return list(found.values())
-
-    # --- parts ---------------------------------------------------------------------------------------------------
 
     def _noun_for(self, person: Person) -> str:
         if self.rng.random() < 0.5:
@@ -137,48 +139,27 @@ class Narrator:
             return None
         return index, f"the {noun} {claim.words}", claim.pairs
 
-    # --- places --------------------------------------------------------------------------------------------------
-
-    def _side_of(self, x: float, side: str, skip: int | None = None) -> frozenset[int] | None:
-        """Everyone clearly left or right of `x`; None when somebody stands too close to it to say."""
-        margin = 0.03 * self.scene.width
-        if any(abs(self.centres[index] - x) < margin for index in self.everyone if index != skip):
-            return None
-        sign = -1 if side == "left" else 1
-        return frozenset(i for i in self.everyone if i != skip and (self.centres[i] - x) * sign > 0)
-
     def _inner_place(self, neighbours: bool = True) -> _Claim | None:
-        """A place in relation to another person: one side of an anchor, or (with `neighbours`) next to it in its row."""
+        """A place in relation to another person: one side of it, or (with `neighbours`) next to it in its row."""
         anchor = self._anchor()
         if anchor is None:
             return None
         index, words, pairs = anchor
         side = self.rng.choice(("left", "right"))
         if not neighbours or self.rng.random() < 0.5:
-            answers = self._side_of(self.centres[index], side, index)
+            answers = side_of(self.scene, self.centres[index], side, index)
             place = self.rng.choice((f"to the {side} of", f"on the {side} of", f"further {side} than"))
         else:
-            answers = self._neighbour(index, side)
+            answers = neighbour(self.scene, index, side)
             place = self.rng.choice((f"directly to the {side} of", f"right next to, on the {side} of"))
         return _Claim(f"{place} {words}", answers, pairs) if answers else None
-
-    def _neighbour(self, index: int, side: str) -> frozenset[int] | None:
-        row = self.scene.persons[index].row
-        sign = -1 if side == "left" else 1
-        offsets = sorted(
-            ((self.centres[i] - self.centres[index]) * sign, i)
-            for i in self.everyone
-            if i != index and self.scene.persons[i].row == row
-        )
-        ahead = [entry for entry in offsets if entry[0] > 0]
-        return frozenset({ahead[0][1]}) if ahead else None
 
     def _outer_place(self) -> _Claim | None:
         """A place in the picture, or in relation to scenery."""
         kind = self.rng.choice(("half", "row", "next to", "next to", "side of"))
         if kind == "half":
             side = self.rng.choice(("left", "right"))
-            answers = self._side_of(self.scene.width / 2, side)
+            answers = side_of(self.scene, self.scene.width / 2, side)
             words = self.rng.choice(
                 (f"on the {side} side of the picture", f"in the {side} half of the image")
             )
@@ -195,13 +176,13 @@ class Narrator:
             name = f"{thing.colour} car"
         box = self.scene.boxes[len(self.scene.persons) + position]
         if kind == "next to":
-            answers = self._next_to(box, thing.row)
+            answers = next_to(self.scene, box, thing.row)
             words = self.rng.choice(
                 (f"next to the {name}", f"beside the {name}", f"standing near the {name}")
             )
         else:
             side = self.rng.choice(("left", "right"))
-            answers = self._side_of((box[0] + box[2]) / 2, side)
+            answers = side_of(self.scene, (box[0] + box[2]) / 2, side)
             words = f"to the {side} of the {name}"
         return _Claim(words, answers) if answers else None
 
@@ -218,20 +199,7 @@ class Narrator:
         answers = frozenset(index for index in self.everyone if self.scene.persons[index].row == row)
         return _Claim(self.rng.choice(words), answers)
 
-    def _next_to(self, box, row: int) -> frozenset[int] | None:
-        """Persons of the thing's row with little room between; None when somebody is neither near nor far."""
-        answers = set()
-        for index in self.everyone:
-            person, own = self.scene.persons[index], self.scene.boxes[index]
-            gap = max(box[0] - own[2], own[0] - box[2]) / person.height
-            if person.row != row or gap > 0.3:
-                continue
-            if gap > 0.15:
-                return None
-            answers.add(index)
-        return frozenset(answers)
-
-    # --- one method per sub-domain: (text, answers, pairs mentioned) or None --------------------------------------
+    # One method per sub-domain: (text, answers, pairs mentioned) or None.
 
     def _facts_expression(self, facts: list[Fact], second_chance: float):
         """A noun with one or two facts of a random person."""
@@ -365,7 +333,7 @@ class Narrator:
         return self._two_stage(self._outer_place())
 
     def _say_positive_then_negative(self):
-        """`women wearing a hat but not holding a bag`; the denied fact is true of somebody who fits the rest."""
+        """`women wearing a hat but not holding a bag`; what is denied is true of somebody who fits the rest."""
         person = self.rng.choice(self.scene.persons)
         noun = self._noun_for(person)
         kept = frozenset(self.everyone)

@@ -26,7 +26,7 @@ HELD = ("umbrella", "balloon", "bag", "book", "flag")
 POSES = ("standing", "arms raised", "waving")
 SCENERY = ("tree", "car", "house", "lamp post", "bush")
 
-# (garment or thing, colour) pairs that never occur in training, neither drawn nor mentioned; the test split has them.
+# (garment or thing, colour) pairs that never occur in training, neither drawn nor mentioned; the test has them.
 HELD_OUT = frozenset(
     {
         ("shirt", "purple"),
@@ -40,7 +40,7 @@ HELD_OUT = frozenset(
     }
 )
 
-# name -> fixed look; every other attribute is drawn at random. `emblem` is the colour of the star on the chest, `cape` of the cape.
+# name -> fixed look; everything else is drawn at random. `emblem` is the colour of the disc on the chest.
 CHARACTERS = {
     "Captain Bolt": {"kind": "man", "skin": (120, 170, 240), "emblem": "yellow", "cape": "red"},
     "Lady Plum": {"kind": "woman", "skin": (200, 150, 230), "emblem": "white", "cape": "purple"},

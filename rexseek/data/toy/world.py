@@ -1,4 +1,4 @@
-"""Scenes of the toy world: who stands where, wears what and does what. Everything is known exactly; nothing is drawn here."""
+"""Scenes of the toy world: who stands where, wears what and does what. Nothing is drawn here."""
 
 import random
 from dataclasses import dataclass, field
@@ -18,12 +18,13 @@ from rexseek.data.toy.vocabulary import (
 )
 
 CANVAS_SIZES = ((320, 240), (336, 252), (300, 240), (352, 240), (280, 280))
+_HELD_OUT_SHARE = 0.12  # of what the test wears, in addition to chance
 PERSON_COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
 
 
 @dataclass
 class Person:
-    """One person. `x`, `y` are the pixels between the feet, `height` is the standing height in pixels without hat."""
+    """One person. `x`, `y` is the pixel between the feet, `height` the standing height in pixels without hat."""
 
     kind: str
     skin: tuple[int, int, int]
@@ -95,6 +96,9 @@ def sample_scene(rng: random.Random, hold_out: bool) -> Scene:
 
 
 def _sample_pair(rng: random.Random, garments: tuple[str, ...], hold_out: bool) -> tuple[str, str]:
+    held_out = sorted(pair for pair in HELD_OUT if pair[0] in garments)
+    if not hold_out and rng.random() < _HELD_OUT_SHARE:
+        return rng.choice(held_out) if held_out else (rng.choice(garments), rng.choice(list(COLOURS)))
     while True:
         pair = (rng.choice(garments), rng.choice(list(COLOURS)))
         if not (hold_out and pair in HELD_OUT):
@@ -191,7 +195,7 @@ def _place_row(rng, groups, row, rows, size, persons, things) -> None:
         gaps[0] = gaps[-1] = 0.0
     total_gap = sum(gaps) or 1.0
     cursor = 0.02 * width
-    for part, part_width, gap in zip(parts, widths, gaps):
+    for part, part_width, gap in zip(parts, widths, gaps[:-1], strict=True):
         cursor += slack * gap / total_gap
         middle = cursor + part_width / 2
         if isinstance(part, str):

@@ -55,7 +55,7 @@ def clear_scene(rng: random.Random, hold_out: bool):
 
 def _everyone_visible(scene: Scene) -> bool:
     boxes = scene.boxes[: len(scene.persons)]
-    for index, (box, person) in enumerate(zip(boxes, scene.persons)):
+    for index, (box, person) in enumerate(zip(boxes, scene.persons, strict=True)):
         if box[3] - box[1] < 0.6 * person.height or box[2] - box[0] < 0.15 * person.height:
             return False
         for other in range(index):

@@ -1,0 +1,134 @@
+"""The whole path, small: draws the toy world, trains the four stages on it, evaluates and draws referrals.
+
+    python tools/demo.py [--output runs/tiny] [--data data/toy]
+
+Everything runs through the commands a user would type (they are printed). Finished parts are not repeated: delete the
+output folder, or a stage's folder in it, to train again.
+"""
+
+import argparse
+import json
+import os
+import random
+import resource
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TRAIN_SCENES, TEST_SCENES = 2500, 240
+TRAIN_SEED, TEST_SEED = 1, 2
+PROCESSES = 2
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("runs/tiny"))
+    parser.add_argument("--data", type=Path, default=Path("data/toy"))
+    arguments = parser.parse_args()
+    os.chdir(_ROOT)
+    started, seconds = time.time(), {}
+    seconds["data"] = _timed(draw_data, arguments.data)
+    for stage in (1, 2, 3, 4):
+        seconds[f"stage {stage}"] = _timed(train_stage, stage, arguments)
+    seconds["evaluation"] = _timed(evaluate, arguments)
+    seconds["pictures"] = _timed(draw_pictures, arguments)
+    report(arguments, seconds, time.time() - started)
+
+
+def _timed(job, *arguments) -> float:
+    start = time.time()
+    job(*arguments)
+    return time.time() - start
+
+
+def run(*command: str | Path, **environment: str) -> None:
+    """Shows and runs a command; ends the demo where it fails."""
+    words = [str(word) for word in command]
+    shown = [word.removeprefix(f"{Path(sys.executable).parent}{os.sep}") for word in words]
+    print(f"\n$ {shlex.join(shown)}", flush=True)
+    if subprocess.run(words, env={**os.environ, **environment}).returncode:
+        sys.exit(f"The demo stopped: `{shlex.join(shown)}` failed.")
+
+
+def draw_data(data: Path) -> None:
+    for split, scenes, seed in (("train", TRAIN_SCENES, TRAIN_SEED), ("test", TEST_SCENES, TEST_SEED)):
+        if not (data / split / "annotations.jsonl").is_file():
+            options = ("--output", data / split, "--scenes", scenes, "--seed", seed, "--split", split)
+            run(sys.executable, "-m", "rexseek.data.toy", *options)
+
+
+def train_stage(stage: int, arguments: argparse.Namespace) -> None:
+    folder = arguments.output / f"stage{stage}"
+    if (folder / "metrics.json").is_file():
+        print(f"\n{folder} is already trained")
+        return
+    overrides = [f"output={folder}", f"root={arguments.data}"]
+    if stage > 1:
+        overrides.append(f"init_from={arguments.output / f'stage{stage - 1}'}")
+    launcher = Path(sys.executable).parent / "accelerate"
+    launch = (launcher, "launch", "--cpu", "--num_processes", PROCESSES, "--num_machines", 1)
+    config = f"configs/tiny/stage{stage}.yaml"
+    run(*launch, f"train/stage{stage}.py", "--config", config, *overrides, OMP_NUM_THREADS="1")
+
+
+def _test_files(arguments: argparse.Namespace) -> tuple[str | Path, ...]:
+    return ("--annotations", arguments.data / "test" / "annotations.jsonl")
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    predictions, baseline = arguments.output / "predictions.jsonl", arguments.output / "all_persons.jsonl"
+    script, test = (sys.executable, "eval/humanref.py"), _test_files(arguments)
+    images = ("--images", arguments.data / "test" / "images")
+    checkpoint = ("--checkpoint", arguments.output / "stage4")
+    run(*script, "predict", *checkpoint, *test, *images, "--output", predictions)
+    run(*script, "baseline", *test, "--output", baseline)
+    names = ("--name", "All persons (baseline)", "--name", "RexSeek-tiny")
+    files = ("--predictions", baseline, "--predictions", predictions)
+    run(*script, "score", *test, *files, *names, "--output", arguments.output / "evaluation")
+
+
+def draw_pictures(arguments: argparse.Namespace) -> None:
+    """One sheet of test scenes with three expressions each, as the trained model answers them."""
+    from rexseek import RexSeekPredictor
+    from rexseek.visualize import contact_sheet
+
+    by_image: dict[str, list[dict]] = {}
+    for line in (arguments.data / "test" / "annotations.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        by_image.setdefault(row["image_name"], []).append(row)
+    predictor = RexSeekPredictor.from_pretrained(arguments.output / "stage4")
+    rng, pictures = random.Random(0), []
+    for name in sorted(by_image)[:6]:
+        rows = rng.sample(by_image[name], 3)
+        image = arguments.data / "test" / "images" / name
+        expressions, boxes = [row["referring"] for row in rows], rows[0]["candidate_boxes"]
+        pictures.append(predictor.draw(image, boxes, predictor.refer(image, boxes, expressions)))
+    contact_sheet(pictures, columns=3).save(arguments.output / "referrals.png")
+
+
+def report(arguments: argparse.Namespace, seconds: dict[str, float], total: float) -> None:
+    """What was measured: held-out losses of the stages, times, memory, and where things are."""
+    print("\nHeld-out loss of each stage, before and after:")
+    for stage in (1, 2, 3, 4):
+        metrics = json.loads((arguments.output / f"stage{stage}" / "metrics.json").read_text())
+        line = f"  stage {stage}: {metrics['eval_loss_before']:.3f} -> {metrics['eval_loss']:.3f}"
+        if "detection" in metrics:
+            line += f", recall of detection by name {100 * metrics['detection']['recall']:.1f} %"
+        print(line)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024**2
+    parts = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
+    print(f"\nTime: {total / 60:.1f} minutes ({parts}); largest process {peak:.1f} GiB.")
+    summary = {"seconds": seconds, "total_seconds": total, "largest_process_gib": peak}
+    (arguments.output / "demo.json").write_text(json.dumps(summary, indent=1) + "\n")
+    print(f"Table:    {arguments.output / 'evaluation' / 'table.md'}")
+    print(f"Pictures: {arguments.output / 'referrals.png'}")
+    print(
+        f'Ask more: rexseek refer IMAGE "an expression" --boxes boxes.json --checkpoint {arguments.output / "stage4"}'
+    )
+
+
+if __name__ == "__main__":
+    main()
