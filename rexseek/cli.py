@@ -22,7 +22,7 @@ app = typer.Typer(
 @app.command()
 def version() -> None:
     """Print the version."""
-    from . import __version__
+    from rexseek import __version__
 
     typer.echo(f"rexseek {__version__}")
 
@@ -46,9 +46,9 @@ def refer(
     with _wrong_input_in_one_line():
         from transformers.utils.logging import disable_progress_bar
 
-        from .images import load_image
-        from .predictor import RexSeekPredictor
-        from .visualize import draw_referrals
+        from rexseek.images import load_image
+        from rexseek.predictor import RexSeekPredictor
+        from rexseek.visualize import draw_referrals
 
         image = load_image(photo)
         candidates = read_boxes_xyxy_px(boxes)

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError
 
-from .boxes import BoxArray, validate_boxes_xyxy_px
-from .images import ImageInput, load_image
-from .model.decoding import Answer, Prefix, answer_expressions, encode_prefix
-from .model.modeling import RexSeekForConditionalGeneration
-from .processor import RexSeekProcessor
-from .tokens import MAX_OBJECTS, REFUSAL, check_plain_text
-from .visualize import draw_referrals
+from rexseek.boxes import BoxArray, validate_boxes_xyxy_px
+from rexseek.images import ImageInput, load_image
+from rexseek.model.decoding import Answer, Prefix, answer_expressions, encode_prefix
+from rexseek.model.modeling import RexSeekForConditionalGeneration
+from rexseek.processor import RexSeekProcessor
+from rexseek.tokens import MAX_OBJECTS, REFUSAL, check_plain_text
+from rexseek.visualize import draw_referrals
 
 if TYPE_CHECKING:
     import supervision

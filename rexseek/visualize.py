@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from .boxes import validate_boxes_xyxy_px
+from rexseek.boxes import validate_boxes_xyxy_px
 
 PALETTE = (
     (214, 39, 40), (31, 119, 180), (44, 160, 44), (255, 127, 14), (148, 103, 189),

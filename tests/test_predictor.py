@@ -83,7 +83,7 @@ def test_an_encoded_image_and_a_batch_give_the_same_answers(predictor, pixels):
 
 
 def scripted(monkeypatch, choose) -> list[int]:
-    """Replace the model by `choose(boxes of a chunk) -> chosen rows`; returns the list of chunk sizes asked."""
+    """Replace the model by `choose(boxes of a chunk) -> chosen rows`; returns the chunk sizes asked."""
     sizes: list[int] = []
 
     def answers(_model, _processor, boxes, expressions):
@@ -179,9 +179,6 @@ def test_any_plain_text_is_an_expression(predictor, pixels, text):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory, tiny_processor) -> Path:
-    from rexseek.model import RexSeekForConditionalGeneration
-    from tests.conftest import make_tiny_config
-
     folder = tmp_path_factory.mktemp("checkpoint")
     torch.manual_seed(0)
     RexSeekForConditionalGeneration(make_tiny_config()).save_pretrained(folder)

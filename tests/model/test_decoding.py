@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from rexseek.model import RexSeekForConditionalGeneration
-from rexseek.model import decoding as decoding_module
 from rexseek.model.decoding import answer_expressions, encode_prefix, generate_texts
+from rexseek.model.prefix import PackedRow
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import (
     GROUND_END,
@@ -174,14 +174,14 @@ def test_the_cache_stays_within_the_bound(tiny_processor, image, monkeypatch):
     model = lively_model(1)
     prefix = encode_prefix(model, tiny_processor, image, BOXES)
     sizes = []
-    append = decoding_module._PackedRow.append
+    append = PackedRow.append
 
     def spy(self, *args):
         logits = append(self, *args)
         sizes.append(self.cache.get_seq_length() - prefix.length)
         return logits
 
-    monkeypatch.setattr(decoding_module._PackedRow, "append", spy)
+    monkeypatch.setattr(PackedRow, "append", spy)
     answer_expressions(model, tiny_processor, prefix, EXPRESSIONS * 5, max_packed_tokens=600)
     assert 300 < max(sizes) <= 600
 
