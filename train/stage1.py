@@ -1,4 +1,4 @@
-"""Stage 1: the image projector learns on captions; the object projector, without gradient there, stays frozen.
+"""Stage 1: the image projector learns on captions; the object projector gets no gradient, so it is frozen.
 
 accelerate launch train/stage1.py --config configs/tiny/stage1.yaml [dotted.key=value ...]
 """

@@ -1,7 +1,7 @@
-"""Weighted mixtures of sources, and the schedule of a whole training: which row shows which turns of which sample.
+"""Weighted mixtures of sources, and the schedule of a training: which row shows which turns of which sample.
 
-A row of the schedule is a pack: one image with as many of its turns as fit behind its prefix. The schedule is fixed
-before training starts (by the seed alone), so that a resumed run, and any number of processes, sees the same rows.
+A row of the schedule is a pack: one image with as many of its turns as fit behind its prefix. The schedule is
+fixed before training starts, by the seed alone: a resumed run and any number of processes see the same rows.
 """
 
 from collections import Counter
@@ -75,11 +75,11 @@ class Mixture:
         self._fitting = [self._fitting_turns(index) for index in range(len(self.sources))]
         if not any(turns for source in self._fitting for turns in source):
             raise ValueError(
-                f"no turn of {[source.name for source in self.sources]} fits a row of {limits.max_length} tokens"
+                f"no turn of {[s.name for s in self.sources]} fits a row of {limits.max_length} tokens"
             )
 
     def _fitting_turns(self, source: int) -> list[list[int]]:
-        """Per sample the turns (for a conversation: all or none) that fit a row of their own; others are counted."""
+        """Per sample the turns (of a conversation: all or none) that fit a row; others are counted."""
         fitting = []
         for sample, prefix, branches in zip(
             self.sources[source].samples, self._prefix[source], self._branches[source], strict=True
@@ -174,7 +174,7 @@ def build_schedule(
 
 
 def _sorted_in_buckets(rows: list[Row], batch_size: int, micro_batch_size: int, seed: int) -> list[Row]:
-    """Sort by length within buckets of some batches; shuffle the batches of a bucket, and the parts of a batch."""
+    """Sort by length within buckets of some batches; shuffle a bucket's batches, and the parts of a batch."""
     result: list[Row] = []
     for start in range(0, len(rows), batch_size * _BUCKET):
         bucket = sorted(rows[start : start + batch_size * _BUCKET], key=lambda row: row.length)

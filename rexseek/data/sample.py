@@ -19,7 +19,7 @@ class Turn:
     Attributes:
         question: what the user asks; may mention `<objN>` where a reader built it from structured data.
         answer: free text, or
-        blocks: (phrase, answer indices) pairs, rendered as a grounded answer; exactly one of the two is given.
+        blocks: (phrase, answer indices) pairs, rendered as a grounded answer; exactly one of both is given.
         domain, sub_domain: of the benchmark's schema, if any.
         id: of the annotation, for reports.
         held_out: the annotation belongs to a combination never seen in training.
@@ -62,7 +62,7 @@ class Turn:
 
         blocks = self.blocks
         if blocks is not None:
-            blocks = tuple((phrase, tuple(new_index(i) for i in indices)) for phrase, indices in blocks)
+            blocks = tuple((phrase, tuple(sorted(map(new_index, indices)))) for phrase, indices in blocks)
         answer = None if self.answer is None else _MENTION.sub(mention, self.answer)
         return replace(self, question=_MENTION.sub(mention, self.question), answer=answer, blocks=blocks)
 
@@ -140,7 +140,7 @@ class Sample:
         """The sample with candidates `order[0], order[1], ...`; indices and mentions follow.
 
         Args:
-            order: distinct indices of the candidates to keep; every object that a turn names must be among them.
+            order: distinct indices of the candidates to keep; all objects that turns name are among them.
         """
         position = {int(old): new for new, old in enumerate(order)}
         missing = sorted(set().union(*(turn.objects for turn in self.turns)) - position.keys())

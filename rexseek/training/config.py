@@ -1,4 +1,4 @@
-"""TrainConfig, the schema of the recipes in `configs/`, and reading them with all problems reported at once."""
+"""TrainConfig, the schema of the recipes in `configs/`; all problems of a recipe are reported at once."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from rexseek.data.readers import option_problems
 
 
 class ConfigError(ValueError):
-    """A recipe cannot be run. `problems` lists everything found; `missing_data` says whether files are absent."""
+    """A recipe cannot be run. `problems` lists everything found, `missing_data` whether files are absent."""
 
     def __init__(self, problems: Sequence[str], missing_data: bool = False):
         self.problems = list(problems)

@@ -1,12 +1,9 @@
 """run_stage: from a plan and a recipe to a trained model in a folder."""
 
 import argparse
-import dataclasses
-import hashlib
 import json
 import logging
 import os
-import socket
 import statistics
 import sys
 import time
@@ -16,16 +13,15 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from transformers import CLIPVisionConfig, set_seed
+from transformers import set_seed
 
 from rexseek.data.collate import PackedCollator
 from rexseek.data.mixture import Mixture, PackLimits, Row, ScheduledSamples, Source, build_schedule
-from rexseek.data.readers import READERS, ReadReport
-from rexseek.model.checkpoint import initial_model
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
-from rexseek.training.callbacks import COMPLETE, LocalLog, MarkComplete, StartLoss, StepTimes
-from rexseek.training.config import ConfigError, SourceConfig, TrainConfig, check_config, load_config
+from rexseek.training.callbacks import LocalLog, MarkComplete, StartLoss, StepTimes
+from rexseek.training.config import ConfigError, TrainConfig, check_config, load_config
+from rexseek.training.setup import find_checkpoint, fingerprint, load_sources, load_start, prepare_process
 from rexseek.training.stage import StagePlan, set_trainable
 from rexseek.training.trainer import StageTrainer, training_arguments
 from rexseek.training.validation import HeldOutLoss, detection_counts, detection_scores, own_share
@@ -36,8 +32,8 @@ logger = logging.getLogger(__name__)
 def main(plan: StagePlan, arguments: Sequence[str] | None = None) -> None:
     """The command line of `train/stageN.py`: `[--config FILE] [dotted.key=value ...]`.
 
-    Problems of the recipe end the program with a list of all of them, and with the command of the tiny recipe where
-    data are missing.
+    Problems of the recipe end the program with a list of all of them, and with the command of the tiny recipe
+    where data are missing.
     """
     parser = argparse.ArgumentParser(description=f"Stage {plan.stage}: {plan.title}.")
     parser.add_argument("--config", type=Path, default=Path(f"configs/stage{plan.stage}.yaml"))
@@ -55,7 +51,7 @@ def main(plan: StagePlan, arguments: Sequence[str] | None = None) -> None:
             tiny = (
                 f"accelerate launch train/stage{plan.stage}.py --config configs/tiny/stage{plan.stage}.yaml"
             )
-            message += f"\nWithout data of your own: `make demo` makes toy data and trains the tiny model; by hand:\n  {tiny}"
+            message += f"\nWithout data of your own, `make demo` trains a tiny model; by hand:\n  {tiny}"
         sys.exit(message if rank == 0 else 1)
 
 
@@ -73,18 +69,17 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
         ConfigError: the recipe cannot be run; nothing was loaded.
         ValueError: data that are wrong, naming file and line.
     """
-    rank, world_size = _prepare_process(config)
+    rank, world_size = prepare_process(config)
     check_config(config, plan.stage, world_size)
-    output = Path(config.output)
     started = time.time()
-    train_sources, reports = load_sources(config.data.train, config.seed)
-    validation_sources, validation_reports = load_sources(config.data.validation, config.seed)
+    sources, reports = load_sources(config.data.train, config.seed)
+    held_out_sources, held_out_reports = load_sources(config.data.validation, config.seed)
     set_seed(config.seed)
     model, processor = load_start(config)
     learning = set_trainable(model, plan)
     logger.info("stage %d (%s): %d tensors learn", plan.stage, plan.title, len(learning))
     limits = PackLimits(config.data.max_length, config.data.max_turns)
-    mixture = Mixture(train_sources, processor, limits, config.seed)
+    mixture = Mixture(sources, processor, limits, config.seed)
     optim = config.optim
     rows = build_schedule(
         mixture,
@@ -93,23 +88,49 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
         epochs=optim.epochs,
         steps=optim.steps,
     )
-    identity = {"stage": plan.stage, "world_size": world_size, "schedule": _fingerprint(rows)}
-    checkpoint = find_checkpoint(config, identity)
     collator = PackedCollator(processor, config.data.max_length)
     held_out = None
-    if validation_sources:
-        held_out = HeldOutLoss(
-            Mixture(validation_sources, processor, limits, config.seed),
-            collator,
-            optim.micro_batch_size,
-            rank,
-            world_size,
-        )
+    if held_out_sources:
+        held_out_mixture = Mixture(held_out_sources, processor, limits, config.seed)
+        held_out = HeldOutLoss(held_out_mixture, collator, optim.micro_batch_size, rank, world_size)
+    trainer, start_loss, times, trained = _train(
+        plan, config, model, mixture, rows, collator, held_out, world_size
+    )
+    metrics = {
+        "stage": plan.stage,
+        "trainable": list(plan.trainable),
+        "world_size": world_size,
+        "threads": torch.get_num_threads(),
+        "train_loss": trained,
+        "eval_loss_before": start_loss.result and start_loss.result["loss"],
+        **_validation(plan, config, model, processor, held_out, held_out_sources, rank, world_size),
+        **_timing(rows, times.seconds, optim.batch_size, time.time() - started),
+        "data": [report.as_dict() for report in (*reports, *held_out_reports)],
+        "skipped_turns": dict(mixture.skipped),
+    }
+    export(trainer, processor, config, metrics)
+    return metrics
+
+
+def _train(
+    plan: StagePlan,
+    config: TrainConfig,
+    model: RexSeekForConditionalGeneration,
+    mixture: Mixture,
+    rows: Sequence[Row],
+    collator: PackedCollator,
+    held_out: HeldOutLoss | None,
+    world_size: int,
+) -> tuple[StageTrainer, StartLoss, StepTimes, float]:
+    """Run Trainer over the schedule. Returns it, what its callbacks measured, and the mean training loss."""
+    identity = {"stage": plan.stage, "world_size": world_size, "schedule": fingerprint(rows)}
+    checkpoint = find_checkpoint(config, identity)
+    output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
     times, start_loss = StepTimes(), StartLoss(held_out)
     trainer = StageTrainer(
         model,
-        training_arguments(config, len(rows) // optim.batch_size, world_size),
+        training_arguments(config, len(rows) // config.optim.batch_size, world_size),
         data_collator=collator,
         train_dataset=ScheduledSamples(mixture, rows),
         callbacks=[MarkComplete(identity), LocalLog(output / "log.jsonl"), start_loss, times],
@@ -117,124 +138,7 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
         rows=rows,
     )
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    metrics = {
-        "stage": plan.stage,
-        "trainable": list(plan.trainable),
-        "world_size": world_size,
-        "threads": torch.get_num_threads(),
-        "train_loss": result.training_loss,
-        "eval_loss_before": start_loss.result and start_loss.result["loss"],
-        **_validation(plan, config, model, processor, held_out, validation_sources, rank, world_size),
-        **_timing(rows, times.seconds, optim.batch_size, time.time() - started),
-        "data": [report.as_dict() for report in (*reports, *validation_reports)],
-        "skipped_turns": dict(mixture.skipped),
-    }
-    export(trainer, processor, config, metrics)
-    return metrics
-
-
-def _prepare_process(config: TrainConfig) -> tuple[int, int]:
-    """Threads, and the environment DeepSpeed needs even for a single process. Returns rank and world size."""
-    if config.engine.threads is not None:
-        torch.set_num_threads(config.engine.threads)
-    if "LOCAL_RANK" not in os.environ:  # not started by a launcher of several processes
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        os.environ.update(
-            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-        )
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-
-
-def load_sources(configs: Sequence[SourceConfig], seed: int) -> tuple[list[Source], list[ReadReport]]:
-    """Read the data sets of a mixture; what a reader left out is logged.
-
-    Raises:
-        ValueError: wrong data, naming file and line.
-    """
-    sources, reports = [], []
-    for config in configs:
-        reader = READERS[config.reader]
-        options = dict(config.options)
-        if config.reader in ("coco", "humanref", "regions"):
-            options.setdefault("seed", seed)
-        samples, report = reader(Path(config.annotations), Path(config.images), **options)
-        if config.limit is not None and config.limit < len(samples):
-            samples = [samples[index * len(samples) // config.limit] for index in range(config.limit)]
-        if not samples:
-            raise ValueError(f"{config.annotations}: expected samples, got none ({dict(report.skipped)})")
-        logger.info("%s: %d samples, %d turns", config.annotations, len(samples), report.turns)
-        for problem in report.problems:
-            logger.warning("%s", problem)
-        name = f"{config.reader}:{config.annotations}"
-        sources.append(Source(name, samples, config.weight))
-        reports.append(report)
-    return sources, reports
-
-
-def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, RexSeekProcessor]:
-    """The model and processor that training starts from."""
-    dtype = torch.bfloat16 if config.model.dtype == "bfloat16" and config.engine.deepspeed else torch.float32
-    folder = config.init_from and Path(config.init_from)
-    if folder and (folder / "config.json").is_file():
-        model = RexSeekForConditionalGeneration.from_pretrained(folder, dtype=dtype)
-        processor = RexSeekProcessor.from_pretrained(folder)
-    else:
-        parts = (
-            (config.towers.clip, config.towers.convnext, config.towers.llm)
-            if config.towers
-            else (folder / "clip", folder / "convnext", folder / "llm")
-        )
-        vision = CLIPVisionConfig.from_pretrained(parts[0])
-        side = vision.image_size // vision.patch_size * 32  # ConvNeXt's last map has CLIP's grid
-        model, processor = initial_model(*parts, image_size_aux=side, dtype=dtype)
-    model.set_attn_implementation(config.model.attn_implementation)
-    return model, processor
-
-
-def _fingerprint(rows: Sequence[Row]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        digest.update(repr(dataclasses.astuple(row)).encode())
-    return digest.hexdigest()
-
-
-def find_checkpoint(config: TrainConfig, identity: dict[str, Any]) -> str | None:
-    """The checkpoint to resume from, or None.
-
-    Raises:
-        ConfigError: no complete checkpoint; one of another stage, schedule or number of processes; an output folder
-            that holds a finished run.
-    """
-    output = Path(config.output)
-    if config.resume is None:
-        if (output / "metrics.json").exists() and not config.overwrite:
-            raise ConfigError(
-                [f"output: {output} holds a finished run; choose another folder, or set overwrite=true"]
-            )
-        return None
-    if config.resume == "latest":
-        complete = [marker.parent for marker in output.glob(f"checkpoint-*/{COMPLETE}")]
-        if not complete:
-            raise ConfigError([f"resume: no complete checkpoint in {output}"])
-        folder = max(complete, key=lambda path: int(path.name.rpartition("-")[2]))
-    else:
-        folder = Path(config.resume)
-        if not (folder / COMPLETE).is_file():
-            raise ConfigError(
-                [f"resume: {folder} is no complete checkpoint (no {COMPLETE}); see init_from for weights"]
-            )
-    saved = json.loads((folder / COMPLETE).read_text())
-    different = [
-        f"resume: {folder} has {key} {saved.get(key)}, this run has {value}; start anew with init_from, or restore "
-        f"the settings, data and number of processes of the interrupted run"
-        for key, value in identity.items()
-        if saved.get(key) != value
-    ]
-    if different:
-        raise ConfigError(different)
-    return str(folder)
+    return trainer, start_loss, times, result.training_loss
 
 
 def _validation(

@@ -39,8 +39,8 @@ class StagePlan:
 def set_trainable(model: nn.Module, plan: StagePlan) -> list[str]:
     """Let the plan's modules learn and freeze everything else, and whatever no gradient can reach.
 
-    CLIP's layers behind the selected one and its final norm do not enter the features: a trainable parameter without
-    gradient would only be moved by weight decay.
+    CLIP's layers behind the selected one and its final norm do not enter the features: a trainable parameter
+    without gradient would only be moved by weight decay.
 
     Returns:
         Names of the trainable parameters.

@@ -16,7 +16,7 @@ from rexseek.training.stage import parameter_groups
 
 
 class StageTrainer(Trainer):
-    """Trainer with learning rates per module, float32 boxes, and a stop at the first loss that is not finite."""
+    """Trainer with learning rates per module, float32 boxes, and a stop where the loss is not finite."""
 
     def __init__(self, *args: Any, config: TrainConfig, rows: Sequence[Row], **kwargs: Any):
         self.recipe = config
@@ -35,7 +35,7 @@ class StageTrainer(Trainer):
         return self.optimizer
 
     def _prepare_input(self, data: Any) -> Any:
-        """Move tensors to the device, with their types: under DeepSpeed Trainer would make boxes half precision."""
+        """Move tensors to the device as they are; under DeepSpeed, Trainer would halve the boxes' digits."""
         if isinstance(data, dict):
             return {key: self._prepare_input(value) for key, value in data.items()}
         return data.to(self.args.device) if isinstance(data, torch.Tensor) else data
@@ -83,7 +83,7 @@ def training_arguments(config: TrainConfig, steps: int, world_size: int) -> Trai
         max_grad_norm=optim.max_grad_norm,
         adam_beta2=optim.adam_beta2,
         bf16=config.model.dtype == "bfloat16",
-        gradient_checkpointing=config.model.gradient_checkpointing,
+        activation_checkpointing=config.model.gradient_checkpointing,
         logging_steps=engine.logging_steps,
         logging_first_step=True,
         logging_nan_inf_filter=False,

@@ -1,6 +1,7 @@
 """Held-out loss, and recall of detection by name."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -70,8 +71,6 @@ class HeldOutLoss:
             yield self.collator(samples or [self._filler(rows[start])])
 
     def _filler(self, row: Row) -> Sample:
-        from dataclasses import replace
-
         return self.mixture.sample_of(replace(row, filler=True))
 
 

@@ -1,7 +1,7 @@
 """HumanRef's schema: one JSON line an expression, with the image's candidate boxes and the answer boxes.
 
-Keys: `id, image_name, referring, domain, sub_domain, candidate_boxes, answer_boxes`, boxes xyxy in pixels; ours
-besides: `held_out` (optional). Lines about the same image with the same candidates become one sample.
+Keys: `id, image_name, referring, domain, sub_domain, candidate_boxes, answer_boxes`, boxes xyxy pixels, and
+optionally our own `held_out`. Lines about the same image with the same candidates become one sample.
 """
 
 from pathlib import Path
@@ -34,8 +34,8 @@ def read_humanref(
         annotations: JSONL file.
         images: folder of the images.
         question_style: the released template, paraphrases, or both mixed.
-        unreachable: what to do with an expression of which an answer box matches no candidate (neither equal nor
-            IoU >= 0.5): "refuse" the file or "skip" the expression, counted.
+        unreachable: what to do with an expression of which an answer box matches no candidate (neither equal
+            nor IoU >= 0.5): "refuse" the file or "skip" the expression, counted.
         include_held_out: False leaves out (and counts) expressions marked `held_out`.
         seed: chooses the wording of questions.
 

@@ -18,8 +18,8 @@ def read_llava(annotations: Path, images: Path) -> tuple[list[Sample], ReadRepor
         images: folder to which `image` is relative.
 
     Raises:
-        ValueError: naming file and entry: turns that do not alternate human and gpt, an empty or special text,
-            `<image>` without an image, a missing image.
+        ValueError: naming file and entry: turns that do not alternate human and gpt, an empty or special
+            text, `<image>` without an image, a missing image.
     """
     return read_conversations(annotations, images, source="llava")
 

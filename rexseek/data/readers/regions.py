@@ -1,4 +1,7 @@
-"""Region understanding: `Describe <obj3>.` One JSON line an image: {"image_name", "regions": [{"box", "descriptions"}]}."""
+"""Region understanding: `Describe <obj3>.`
+
+One JSON line an image: {"image_name", "regions": [{"box", "descriptions"}, ...]}.
+"""
 
 from pathlib import Path
 
@@ -17,7 +20,7 @@ def read_regions(
     Args:
         annotations: JSONL file; a `box` is xyxy in pixels.
         images: folder of the images.
-        descriptions_per_region: at most this many of a region's descriptions become turns, chosen by the seed.
+        descriptions_per_region: at most this many of a region's descriptions become turns.
         seed: chooses descriptions and wording.
 
     Raises:

@@ -128,6 +128,6 @@ def image_size(path: Path, where: str) -> tuple[int, int]:
 
 
 def generator_for(*key: object) -> np.random.Generator:
-    """A random generator that depends on the key only: not on the process, the order or Python's hash seed."""
+    """A random generator that depends on the key only, not on the process, the order or the hash seed."""
     digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest, "little")))

@@ -1,0 +1,136 @@
+"""What a run needs before it trains: process, data, starting weights, a checkpoint to resume from."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CLIPVisionConfig
+
+from rexseek.data.mixture import Row, Source
+from rexseek.data.readers import READERS, ReadReport
+from rexseek.model.checkpoint import initial_model
+from rexseek.model.modeling import RexSeekForConditionalGeneration
+from rexseek.processor import RexSeekProcessor
+from rexseek.training.callbacks import COMPLETE
+from rexseek.training.config import ConfigError, SourceConfig, TrainConfig
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_process(config: TrainConfig) -> tuple[int, int]:
+    """Threads, and the environment DeepSpeed needs even for a single process. Returns rank and world size."""
+    if config.engine.threads is not None:
+        torch.set_num_threads(config.engine.threads)
+    if "LOCAL_RANK" not in os.environ:  # not started by a launcher of several processes
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        os.environ.update(
+            RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
+    if config.engine.deepspeed is not None and (
+        config.engine.device == "cpu" or not torch.cuda.is_available()
+    ):
+        import deepspeed.ops  # of the train extra
+
+        # An operator for inference only, which DeepSpeed would compile (needs a compiler and a minute).
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def load_sources(configs: Sequence[SourceConfig], seed: int) -> tuple[list[Source], list[ReadReport]]:
+    """Read the data sets of a mixture; what a reader left out is logged.
+
+    Raises:
+        ValueError: wrong data, naming file and line.
+    """
+    sources, reports = [], []
+    for config in configs:
+        reader = READERS[config.reader]
+        options = dict(config.options)
+        if config.reader in ("coco", "humanref", "regions"):
+            options.setdefault("seed", seed)
+        samples, report = reader(Path(config.annotations), Path(config.images), **options)
+        if config.limit is not None and config.limit < len(samples):
+            samples = [samples[index * len(samples) // config.limit] for index in range(config.limit)]
+        if not samples:
+            raise ValueError(f"{config.annotations}: expected samples, got none ({dict(report.skipped)})")
+        logger.info("%s: %d samples, %d turns", config.annotations, len(samples), report.turns)
+        for problem in report.problems:
+            logger.warning("%s", problem)
+        name = f"{config.reader}:{config.annotations}"
+        sources.append(Source(name, samples, config.weight))
+        reports.append(report)
+    return sources, reports
+
+
+def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, RexSeekProcessor]:
+    """The model and processor that training starts from."""
+    dtype = torch.bfloat16 if config.model.dtype == "bfloat16" and config.engine.deepspeed else torch.float32
+    folder = config.init_from and Path(config.init_from)
+    if folder and (folder / "config.json").is_file():
+        model = RexSeekForConditionalGeneration.from_pretrained(folder, dtype=dtype)
+        processor = RexSeekProcessor.from_pretrained(folder)
+    else:
+        parts = (
+            (config.towers.clip, config.towers.convnext, config.towers.llm)
+            if config.towers
+            else (folder / "clip", folder / "convnext", folder / "llm")
+        )
+        vision = CLIPVisionConfig.from_pretrained(parts[0])
+        side = vision.image_size // vision.patch_size * 32  # ConvNeXt's last map has CLIP's grid
+        model, processor = initial_model(*parts, image_size_aux=side, dtype=dtype)
+    model.set_attn_implementation(config.model.attn_implementation)
+    return model, processor
+
+
+def fingerprint(rows: Sequence[Row]) -> str:
+    """A short hash of a schedule: other data, limits, seed or sizes give another one."""
+    digest = hashlib.blake2b(digest_size=8)
+    for row in rows:
+        digest.update(repr(dataclasses.astuple(row)).encode())
+    return digest.hexdigest()
+
+
+def find_checkpoint(config: TrainConfig, identity: dict[str, Any]) -> str | None:
+    """The checkpoint to resume from, or None.
+
+    Raises:
+        ConfigError: no complete checkpoint; one of another stage, schedule or number of processes; an output
+            folder that holds a finished run.
+    """
+    output = Path(config.output)
+    if config.resume is None:
+        if (output / "metrics.json").exists() and not config.overwrite:
+            raise ConfigError(
+                [f"output: {output} holds a finished run; choose another folder, or set overwrite=true"]
+            )
+        return None
+    if config.resume == "latest":
+        complete = [marker.parent for marker in output.glob(f"checkpoint-*/{COMPLETE}")]
+        if not complete:
+            raise ConfigError([f"resume: no complete checkpoint in {output}"])
+        folder = max(complete, key=lambda path: int(path.name.rpartition("-")[2]))
+    else:
+        folder = Path(config.resume)
+        if not (folder / COMPLETE).is_file():
+            raise ConfigError(
+                [f"resume: {folder} is no complete checkpoint (no {COMPLETE}); see init_from for weights"]
+            )
+    saved = json.loads((folder / COMPLETE).read_text())
+    different = [
+        f"resume: {folder} has {key} {saved.get(key)}, this run has {value}; start anew with init_from, or "
+        f"restore the settings, data and number of processes of the interrupted run"
+        for key, value in identity.items()
+        if saved.get(key) != value
+    ]
+    if different:
+        raise ConfigError(different)
+    return str(folder)
