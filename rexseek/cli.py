@@ -118,12 +118,12 @@ def _check_picture_path(path: Path) -> None:
 
 def _print_table(answers: list[dict[str, Any]], output: Path | None) -> None:
     table = Table(show_edge=False)
-    for heading in ("expression", "answer", "boxes (x1, y1, x2, y2)", "score", "p(none)"):
+    for heading in ("expression", "object", "box (x1 y1 x2 y2)", "score", "p(none)"):
         table.add_column(heading, overflow="fold")
     for answer in answers:
         table.add_row(
             _plain(answer["expression"]),
-            answer["status"] if answer["status"] != "found" else ", ".join(map(str, answer["indices"])),
+            "\n".join(map(str, answer["indices"])) or answer["status"],
             "\n".join(" ".join(f"{value:.0f}" for value in box) for box in answer["boxes_xyxy_px"]),
             "\n".join(f"{score:.2f}" for score in answer["scores"]),
             f"{answer['rejection_probability']:.2f}",
