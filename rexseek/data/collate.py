@@ -50,7 +50,7 @@ def prefix_length(processor: RexSeekProcessor, sample: Sample) -> int:
 
 def branch_lengths(processor: RexSeekProcessor, sample: Sample) -> list[int]:
     """Tokens per branch; they do not depend on the order of candidates."""
-    if len(sample.boxes_xyxy_px) > MAX_OBJECTS:  # indices beyond the tokens: number each turn's objects from 0
+    if len(sample.boxes_xyxy_px) > MAX_OBJECTS:  # number each turn's objects from 0
         ranks = [{old: new for new, old in enumerate(sorted(turn.objects))} for turn in sample.turns]
         turns = [turn.renumbered(rank.__getitem__) for turn, rank in zip(sample.turns, ranks, strict=True)]
         sample = sample.with_turns(turns)

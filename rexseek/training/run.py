@@ -20,7 +20,8 @@ from rexseek.data.mixture import Mixture, PackLimits, Row, ScheduledSamples, Sou
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
 from rexseek.training.callbacks import LocalLog, MarkComplete, StartLoss, StepTimes
-from rexseek.training.config import ConfigError, TrainConfig, check_config, load_config
+from rexseek.training.checks import check_config
+from rexseek.training.config import ConfigError, TrainConfig, load_config
 from rexseek.training.setup import find_checkpoint, fingerprint, load_sources, load_start, prepare_process
 from rexseek.training.stage import StagePlan, set_trainable
 from rexseek.training.trainer import StageTrainer, training_arguments

@@ -25,24 +25,29 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_process(config: TrainConfig) -> tuple[int, int]:
-    """Threads, and the environment DeepSpeed needs even for a single process. Returns rank and world size."""
-    if config.engine.threads is not None:
-        torch.set_num_threads(config.engine.threads)
-    if "LOCAL_RANK" not in os.environ:  # not started by a launcher of several processes
+    """Threads, and what DeepSpeed needs of a process that no launcher of several processes has started.
+
+    Returns:
+        The rank and the number of processes.
+    """
+    engine = config.engine
+    if engine.threads is not None:
+        torch.set_num_threads(engine.threads)
+    if engine.deepspeed is not None and "LOCAL_RANK" not in os.environ:
+        if "MASTER_PORT" in os.environ:  # `accelerate launch --cpu --num_processes 2` starts one, silently
+            logger.warning("one process only; `accelerate launch --use_deepspeed --num_processes N` starts N")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         os.environ.update(
             RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
-    if config.engine.deepspeed is not None and (
-        config.engine.device == "cpu" or not torch.cuda.is_available()
-    ):
+    if engine.deepspeed is not None and (engine.device == "cpu" or not torch.cuda.is_available()):
         import deepspeed.ops  # of the train extra
 
         # An operator for inference only, which DeepSpeed would compile (needs a compiler and a minute).
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def load_sources(configs: Sequence[SourceConfig], seed: int) -> tuple[list[Source], list[ReadReport]]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def training_arguments(config: TrainConfig, steps: int, world_size: int) -> Trai
         train_sampling_strategy="sequential",  # the schedule is the order
         remove_unused_columns=False,
         use_cpu=use_cpu,
-        ddp_backend="gloo" if use_cpu else None,
+        ddp_backend="gloo" if use_cpu and "LOCAL_RANK" in os.environ else None,
         deepspeed=None if engine.deepspeed is None else json.loads(Path(engine.deepspeed).read_text()),
         disable_tqdm=False,
     )

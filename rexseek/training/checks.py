@@ -1,0 +1,110 @@
+"""What can be known about a recipe before weights are loaded."""
+
+import json
+from pathlib import Path
+
+from rexseek.data.readers import option_problems
+from rexseek.training.config import ConfigError, SourceConfig, TrainConfig
+
+
+def check_config(config: TrainConfig, stage: int, world_size: int) -> None:
+    """Everything that can be known before weights are loaded.
+
+    Args:
+        stage: the plan's.
+        world_size: number of processes.
+
+    Raises:
+        ConfigError: contradictory settings and missing files, all together.
+    """
+    problems = _setting_problems(config, stage, world_size)
+    missing = _missing_files(config)
+    if problems or missing:
+        raise ConfigError([*problems, *missing], missing_data=bool(missing))
+
+
+def _setting_problems(config: TrainConfig, stage: int, world_size: int) -> list[str]:
+    problems = []
+    optim, engine = config.optim, config.engine
+
+    def expect(holds: bool, text: str) -> None:
+        if not holds:
+            problems.append(text)
+
+    expect(config.stage == stage, f"stage: expected {stage} (the script's), got {config.stage}")
+    expect(
+        (optim.epochs is None) != (optim.steps is None),
+        f"optim: expected epochs or steps, got epochs={optim.epochs} and steps={optim.steps}",
+    )
+    expect((optim.epochs or 1) > 0 and (optim.steps or 1) > 0, "optim: expected epochs or steps above 0")
+    share = max(1, optim.micro_batch_size) * world_size
+    expect(
+        optim.micro_batch_size > 0 and optim.batch_size > 0 and optim.batch_size % share == 0,
+        f"optim.batch_size: expected a multiple of micro_batch_size x processes = {optim.micro_batch_size} x "
+        f"{world_size}, got {optim.batch_size}",
+    )
+    expect(0 <= optim.warmup_ratio < 1, f"optim.warmup_ratio: expected 0..1, got {optim.warmup_ratio}")
+    expect(
+        config.model.attn_implementation in ("sdpa", "eager"),
+        f"model.attn_implementation: expected sdpa or eager (packing needs an additive mask, which "
+        f"flash attention does not take), got {config.model.attn_implementation}",
+    )
+    expect(
+        config.model.dtype in ("float32", "bfloat16"),
+        f"model.dtype: expected float32 or bfloat16, got {config.model.dtype}",
+    )
+    expect(engine.device in ("auto", "cpu"), f"engine.device: expected auto or cpu, got {engine.device}")
+    expect(bool(config.data.train), "data.train: expected at least one source, got none")
+    starts = [config.init_from is not None, config.towers is not None]
+    expect(sum(starts) == 1, "expected one of init_from and towers to start from")
+    expect(
+        stage == 1 or config.towers is None, f"towers: only stage 1 starts from towers, this is stage {stage}"
+    )
+    for place, source in _sources(config):
+        expect(source.weight > 0, f"{place}.weight: expected above 0, got {source.weight}")
+        expect(
+            source.limit is None or source.limit > 0, f"{place}.limit: expected above 0, got {source.limit}"
+        )
+        problems.extend(f"{place}: {problem}" for problem in option_problems(source.reader, source.options))
+    return problems
+
+
+def _missing_files(config: TrainConfig) -> list[str]:
+    missing = []
+    for place, source in _sources(config):
+        if not Path(source.annotations).is_file():
+            missing.append(f"{place}.annotations: no such file: {source.annotations}")
+        if not Path(source.images).is_dir():
+            missing.append(f"{place}.images: no such folder: {source.images}")
+    if config.init_from is not None:
+        missing.extend(_start_problems(Path(config.init_from), config.stage))
+    if config.engine.deepspeed is not None and not Path(config.engine.deepspeed).is_file():
+        missing.append(f"engine.deepspeed: no such file: {config.engine.deepspeed}")
+    return missing
+
+
+def _start_problems(folder: Path, stage: int) -> list[str]:
+    """Why `init_from` is not what a stage can start from."""
+    if not folder.is_dir():
+        return [f"init_from: no such folder: {folder}"]
+    file = folder / "config.json"
+    if not file.is_file():
+        if stage == 1 and all((folder / part).is_dir() for part in ("clip", "convnext", "llm")):
+            return []
+        parts = " nor a folder with clip, convnext and llm" if stage == 1 else ""
+        return [f"init_from: {folder} is no RexSeek checkpoint (it has no config.json){parts}"]
+    try:
+        found = json.loads(file.read_text()).get("model_type")
+    except (ValueError, AttributeError) as error:
+        return [f"init_from: {file}: expected a JSON object, got {error}"]
+    if found != "rexseek":
+        return [f"init_from: {file}: expected model_type 'rexseek', got {found!r}"]
+    return []
+
+
+def _sources(config: TrainConfig) -> list[tuple[str, SourceConfig]]:
+    return [
+        (f"data.{part}.{index}", source)
+        for part in ("train", "validation")
+        for index, source in enumerate(getattr(config.data, part))
+    ]
