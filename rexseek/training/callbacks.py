@@ -28,10 +28,19 @@ class MarkComplete(TrainerCallback):
 
 
 class LocalLog(TrainerCallback):
-    """Appends what Trainer logs to a JSON Lines file, with the time."""
+    """Appends what Trainer logs to a JSON Lines file, with the time; the last step is always logged.
+
+    (Trainer gathers losses from all processes only where it logs: its final mean would be rank 0's otherwise.)
+    """
 
     def __init__(self, file: Path):
         self.file = file
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step == state.max_steps:
+            control.should_log = True
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
