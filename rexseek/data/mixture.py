@@ -4,6 +4,7 @@ A row of the schedule is a pack: one image with as many of its turns as fit behi
 fixed before training starts, by the seed alone: a resumed run and any number of processes see the same rows.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -117,12 +118,15 @@ class Mixture:
             if fitting:
                 yield Row(source, index, epoch, repetition, tuple(fitting), prefix + lengths[0])
             return
+        most = len(fitting)
+        if self.limits.max_turns and fitting:  # even packs: 13 turns are 7 and 6, not 12 and 1
+            most = math.ceil(len(fitting) / math.ceil(len(fitting) / self.limits.max_turns))
         pack: list[int] = []
         length, named = prefix, frozenset()
         for turn in generator_for(self.seed, epoch, repetition, sample.name, "turns").permutation(fitting):
             turn = int(turn)
             together = named | sample.turns[turn].objects
-            full = self.limits.max_turns and len(pack) == self.limits.max_turns
+            full = len(pack) == most
             if pack and (
                 full or length + lengths[turn] > self.limits.max_length or len(together) > MAX_OBJECTS
             ):

@@ -30,7 +30,7 @@ class MarkComplete(TrainerCallback):
 class LocalLog(TrainerCallback):
     """Appends what Trainer logs to a JSON Lines file, with the time; the last step is always logged.
 
-    (Trainer gathers losses from all processes only where it logs: its final mean would be rank 0's otherwise.)
+    (Trainer gathers losses of all processes only where it logs: its final mean would be rank 0's otherwise.)
     """
 
     def __init__(self, file: Path):
