@@ -62,6 +62,48 @@ def _prefix_ids(processor: RexSeekProcessor, sample: Sample) -> list[int]:
     return processor.prefix_ids(num_objects, with_image=sample.image is not None)
 
 
+def pack_row(prefix_ids: list[int], branches: Sequence[Branch]) -> dict[str, np.ndarray]:
+    """Lay branches one after the other behind a prefix.
+
+    Returns:
+        int64 [T] each: input_ids; position_ids (every branch continues from the prefix); labels
+        (IGNORE_INDEX on the prefix); branches (0 for the prefix, then 1, 2, .. by branch).
+    """
+    length = len(prefix_ids)
+    ids, labels = list(prefix_ids), [IGNORE_INDEX] * length
+    positions, numbers = list(range(length)), [_PREFIX] * length
+    for number, branch in enumerate(branches, start=1):
+        ids += branch.ids
+        labels += branch.labels
+        positions += range(length, length + len(branch.ids))
+        numbers += [number] * len(branch.ids)
+    row = {"input_ids": ids, "position_ids": positions, "labels": labels, "branches": numbers}
+    return {key: np.asarray(value, dtype=np.int64) for key, value in row.items()}
+
+
+def pad_rows(
+    rows: Sequence[dict[str, np.ndarray]], pad_id: int, mask_dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Pad rows of `pack_row` on the right to the longest and stack them.
+
+    Args:
+        rows: see `pack_row`.
+        pad_id: token id of padding.
+        mask_dtype: of the additive mask.
+
+    Returns:
+        input_ids, position_ids, labels int64 [B, T]; attention_mask additive [B, 1, T, T] (`branch_mask`).
+    """
+    length = max(len(row["input_ids"]) for row in rows)
+    fill = {"input_ids": pad_id, "position_ids": 0, "labels": IGNORE_INDEX, "branches": _PADDING}
+    batch = {
+        key: torch.from_numpy(np.stack([_padded(row[key], length, value) for row in rows]))
+        for key, value in fill.items()
+    }
+    batch["attention_mask"] = branch_mask(batch.pop("branches"), mask_dtype)
+    return batch
+
+
 class PackedCollator:
     """Turns samples into one packed, right-padded batch, one row a sample."""
 
@@ -91,38 +133,22 @@ class PackedCollator:
             ValueError: a row is too long or has nothing to learn; an image cannot be read.
         """
         rows = [self._row(sample) for sample in samples]
-        length = max(len(row["input_ids"]) for row in rows)
-        batch = {
-            key: torch.from_numpy(np.stack([_padded(row[key], length, value) for row in rows]))
-            for key, value in (
-                ("input_ids", self.processor.tokenizer.pad_token_id or 0),
-                ("position_ids", 0),
-                ("labels", IGNORE_INDEX),
-                ("branches", _PADDING),
-            )
-        }
-        batch["attention_mask"] = branch_mask(batch.pop("branches"), self.mask_dtype)
+        batch = pad_rows(rows, self.processor.tokenizer.pad_token_id or 0, self.mask_dtype)
         batch.update(self._images([sample for sample in samples if sample.image is not None]))
         return batch
 
     def _row(self, sample: Sample) -> dict[str, np.ndarray]:
         """One packed row: ids, positions, labels and branch numbers, [T] each."""
-        prefix = _prefix_ids(self.processor, sample)
-        ids, labels = list(prefix), [IGNORE_INDEX] * len(prefix)
-        positions, branches = list(range(len(prefix))), [_PREFIX] * len(prefix)
-        for number, branch in enumerate(encode_branches(self.processor, sample), start=1):
-            ids += branch.ids
-            labels += branch.labels
-            positions += range(len(prefix), len(prefix) + len(branch.ids))
-            branches += [number] * len(branch.ids)
-        if len(ids) > self.max_length:
-            raise ValueError(f"{sample.name}: expected at most {self.max_length} tokens, got {len(ids)}")
-        if all(label == IGNORE_INDEX for label in labels):
+        row = pack_row(_prefix_ids(self.processor, sample), encode_branches(self.processor, sample))
+        if len(row["input_ids"]) > self.max_length:
+            raise ValueError(
+                f"{sample.name}: expected at most {self.max_length} tokens, got {len(row['input_ids'])}"
+            )
+        if (row["labels"] == IGNORE_INDEX).all():
             raise ValueError(f"{sample.name}: expected supervised tokens, got none")
         if not sample.supervised:
-            labels = [IGNORE_INDEX] * len(labels)
-        row = {"input_ids": ids, "position_ids": positions, "labels": labels, "branches": branches}
-        return {key: np.asarray(value, dtype=np.int64) for key, value in row.items()}
+            row["labels"] = np.full_like(row["labels"], IGNORE_INDEX)
+        return row
 
     def _images(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
         """Image inputs and boxes of all samples that have an image, in the order of their rows."""
