@@ -69,7 +69,7 @@ def train_stage(stage: int, arguments: argparse.Namespace) -> None:
     if stage > 1:
         overrides.append(f"init_from={arguments.output / f'stage{stage - 1}'}")
     launcher = Path(sys.executable).parent / "accelerate"
-    launch = (launcher, "launch", "--cpu", "--num_processes", PROCESSES, "--num_machines", 1)
+    launch = (launcher, "launch", "--use_deepspeed", "--num_processes", PROCESSES, "--main_process_port", 0)
     config = f"configs/tiny/stage{stage}.yaml"
     run(*launch, f"train/stage{stage}.py", "--config", config, *overrides, OMP_NUM_THREADS="1")
 

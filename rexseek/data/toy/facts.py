@@ -202,6 +202,5 @@ _PAIRED = ("hat", "top", "bottom", "dress", "held")
 def describe(person: Person, rng: random.Random) -> str:
     """A full description, for region captions: `a boy in a red cap, with black hair, riding a bicycle`."""
     facts = most_specific(person)
-    rng.shuffle(facts)
     name = f"{person.name}, " if person.name else ""
     return f"{name}{with_article(person.kind)} " + ", ".join(rng.choice(fact.wordings) for fact in facts)

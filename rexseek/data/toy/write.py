@@ -151,7 +151,7 @@ class _Writer:
                 {
                     "id": len(self.instances) + 1,
                     "image_id": image_id,
-                    "category_id": CATEGORIES.index(_category(scene, index)) + 1,
+                    "category_id": CATEGORIES.index(category_of(scene, index)) + 1,
                     "bbox": [left, top, right - left, bottom - top],
                     "area": float(coco_mask.area(encoded[index])),
                     "segmentation": encoded[index],
@@ -172,7 +172,7 @@ class _Writer:
     def _description(self, scene: Scene, index: int) -> str:
         if index < len(scene.persons):
             return describe(scene.persons[index], self.rng)
-        return with_article(_thing_words(scene, index))
+        return with_article(thing_words(scene, index))
 
     def finish(self) -> None:
         categories = [{"id": number, "name": name} for number, name in enumerate(CATEGORIES, 1)]
@@ -193,12 +193,12 @@ def _encode(mask: np.ndarray) -> dict:
     return {"size": list(encoded["size"]), "counts": encoded["counts"].decode("ascii")}
 
 
-def _category(scene: Scene, index: int) -> str:
+def category_of(scene: Scene, index: int) -> str:
     people = len(scene.persons)
     return scene.persons[index].kind if index < people else scene.things[index - people].name
 
 
-def _thing_words(scene: Scene, index: int) -> str:
+def thing_words(scene: Scene, index: int) -> str:
     thing = scene.things[index - len(scene.persons)]
     return f"{thing.colour} car" if thing.name == "car" else thing.name
 
