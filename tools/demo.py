@@ -2,8 +2,8 @@
 
     python tools/demo.py [--output runs/tiny] [--data data/toy]
 
-Everything runs through the commands a user would type (they are printed). Finished parts are not repeated: delete the
-output folder, or a stage's folder in it, to train again.
+Everything runs through the commands a user would type (they are printed). Finished parts are not repeated:
+delete the output folder, or a stage's folder in it, to train again.
 """
 
 import argparse
@@ -126,7 +126,8 @@ def report(arguments: argparse.Namespace, seconds: dict[str, float], total: floa
     print(f"Table:    {arguments.output / 'evaluation' / 'table.md'}")
     print(f"Pictures: {arguments.output / 'referrals.png'}")
     print(
-        f'Ask more: rexseek refer IMAGE "an expression" --boxes boxes.json --checkpoint {arguments.output / "stage4"}'
+        'Ask more: rexseek refer IMAGE "an expression" --boxes boxes.json --checkpoint '
+        f"{arguments.output / 'stage4'}"
     )
 
 

@@ -1,10 +1,12 @@
-"""Makes what the tiny model starts from: counterparts of pretrained CLIP, ConvNeXt and Qwen2.5, from the toy world alone.
+"""Makes what the tiny model starts from: counterparts of pretrained CLIP, ConvNeXt and Qwen2.5, from the
+toy world alone.
 
     python tools/pretrain_tiny.py --output assets/tiny/pretrained
 
-The encoders learn by contrast of regions with phrases, the language model from text: recall of what was said before, then
-look-ups in lists of described objects. Combinations that the toy test holds out are never drawn or mentioned. Both run side
-by side, one thread each. The output folder (clip/, convnext/, llm/) is what `init_from` of configs/tiny/stage1.yaml names.
+The encoders learn by contrast of regions with phrases, the language model from text: recall of what was
+said before, then look-ups in lists of described objects. Combinations that the toy test holds out are never
+drawn or mentioned. Both run side by side, one thread each. The output folder (clip/, convnext/, llm/) is
+what `init_from` of configs/tiny/stage1.yaml names.
 """
 
 import argparse
@@ -15,10 +17,11 @@ from pathlib import Path
 
 import torch
 from rich.progress import track
-
 from tiny_encoders import pretrain_encoders
-from tiny_llm import pretrain_llm, with_cells
+from tiny_lessons import with_cells
+from tiny_llm import pretrain_llm
 from tiny_tokenizer import train_tokenizer
+
 from rexseek.data.toy.write import clear_scene
 
 SCENES = 6000

@@ -1,8 +1,8 @@
 """Pretraining of the tiny CLIP and ConvNeXt: contrast of regions with short phrases about them.
 
-The counterpart of CLIP's and open_clip's image-text pretraining. Each person or thing of a drawn scene is a region; its
-feature must be closer to the phrase that is true of it (`red cap`) than to the other phrases of the same kind (`blue cap`,
-`red top hat`, `no hat`, ...).
+The counterpart of CLIP's and open_clip's image-text pretraining. Each person or thing of a drawn scene is a
+region; its feature must be closer to the phrase that is true of it (`red cap`) than to the other phrases of
+the same kind (`blue cap`, `red top hat`, `no hat`, ...).
 """
 
 import logging
@@ -101,7 +101,7 @@ def _true_phrases(scene: Scene, index: int) -> dict[str, str]:
 
 
 class _TextTower(nn.Module):
-    """Phrases -> [N, D]: a bag of words through a small network. Thrown away after pretraining, as CLIP's is."""
+    """Phrases -> [N, D]: bags of words through a small network. Thrown away afterwards, as CLIP's is."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
@@ -246,9 +246,9 @@ def pretrain_encoders(
 def standardise(tower: ConvNextTower, batch: dict[str, Tensor]) -> None:
     """Bring the region features of each stage to a common spread, without changing what any stage computes.
 
-    The box embedding that is added to them has entries of about 0.7: features far below would be drowned by it, features
-    far above would drown it. A stage's output may be scaled freely, because the next one normalises it first; inside the
-    stage, whatever is added to the residual stream is scaled alike.
+    The box embedding that is added to them has entries of about 0.7: features far below would be drowned
+    by it, features far above would drown it. A stage's output may be scaled freely, because the next one
+    normalises it first; inside the stage, whatever is added to the residual stream is scaled alike.
     """
     counts = batch["num_objects"].tolist()
     for index, stage in enumerate(tower.stages):

@@ -29,7 +29,7 @@ _MAX_VOCABULARY = 1000  # before special tokens; the toy world has fewer words
 
 
 def train_tokenizer(scenes: list[Scene]) -> Qwen2Tokenizer:
-    """Train on expressions, descriptions, captions, conversations and questions about `scenes`; adds RexSeek's tokens."""
+    """Train on everything that is said and asked about `scenes`; adds RexSeek's tokens."""
     model = Tokenizer(models.BPE())
     model.normalizer = normalizers.NFC()
     model.pre_tokenizer = pre_tokenizers.Sequence(
