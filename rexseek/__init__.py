@@ -1,4 +1,4 @@
-"""RexSeek: referring detection by choosing among candidate boxes ("Referring to Any Person", arXiv 2503.08507).
+"""RexSeek: referring detection by choosing among candidate boxes (arXiv 2503.08507).
 
 The public names are loaded when first used, so that `rexseek.metrics` needs numpy only. Importing registers the
 model's config with transformers' Auto classes as soon as one of the model's names is used.
@@ -17,7 +17,13 @@ _PUBLIC = {
     "Referral": "rexseek.predictor",
 }
 
-__all__ = ["Referral", "RexSeekConfig", "RexSeekForConditionalGeneration", "RexSeekPredictor", "RexSeekProcessor"]
+__all__ = [
+    "Referral",
+    "RexSeekConfig",
+    "RexSeekForConditionalGeneration",
+    "RexSeekPredictor",
+    "RexSeekProcessor",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,6 @@
 """RexSeekProcessor: image, boxes and text to model inputs, in the released checkpoint's format."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Literal
 
 import numpy as np
@@ -13,14 +12,15 @@ from rexseek.boxes import BoxArray, boxes_to_square, letterbox_padding, validate
 from rexseek.config import RexSeekConfig
 from rexseek.images import ImageInput, load_image
 from rexseek.tokens import (
-    ADDED_TOKENS,
     IM_END,
     IM_START,
     IMAGE_TOKEN_ID,
     MAX_OBJECTS,
     OBJECT_FEATURE_TOKEN_ID,
     OBJECT_TOKENS,
+    REQUIRED_TOKENS,
     check_plain_text,
+    with_required_tokens,
 )
 
 _MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)  # CLIP's
@@ -49,7 +49,7 @@ class RexSeekProcessor(ProcessorMixin):
         num_image_tokens: int = 576,
         **kwargs,
     ) -> None:
-        missing = [token for token in _required_tokens() if token not in tokenizer.get_vocab()]
+        missing = [token for token in REQUIRED_TOKENS if token not in tokenizer.get_vocab()]
         if missing:
             raise ValueError(
                 f"the tokenizer lacks {len(missing)} of RexSeek's tokens ({missing[0]} ...); "
@@ -62,12 +62,8 @@ class RexSeekProcessor(ProcessorMixin):
 
     @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, config: RexSeekConfig) -> "RexSeekProcessor":
-        """Build from an LLM's tokenizer, a copy of which gets the tokens it lacks, in released order."""
-        tokenizer = deepcopy(tokenizer)
-        known = tokenizer.get_vocab()
-        tokenizer.add_tokens(
-            [token for token in _required_tokens() if token not in known], special_tokens=True
-        )
+        """Build from an LLM's tokenizer, a copy of which gets the tokens that it lacks, in released order."""
+        tokenizer = with_required_tokens(tokenizer)
         return cls(tokenizer, config.image_size, config.image_size_aux, config.num_image_tokens)
 
     def load_image(self, image: ImageInput) -> Image.Image:
@@ -90,10 +86,8 @@ class RexSeekProcessor(ProcessorMixin):
         scaled = (np.asarray(image).astype(np.float64) / 255).astype(np.float32)  # [S, S, 3]
         aux = torch.from_numpy(np.ascontiguousarray(((scaled - _MEAN) / _STD).transpose(2, 0, 1)))
         size = (self.image_size, self.image_size)
-        pixel_values = torch.nn.functional.interpolate(aux[None], size, mode="bilinear", align_corners=False)[
-            0
-        ]
-        return {"pixel_values": pixel_values, "pixel_values_aux": aux}
+        small = torch.nn.functional.interpolate(aux[None], size, mode="bilinear", align_corners=False)
+        return {"pixel_values": small[0], "pixel_values_aux": aux}
 
     def transform_boxes(self, boxes_xyxy_px: BoxArray, width: int, height: int) -> torch.Tensor:
         """Boxes in pixels of a width x height image -> float32 [O, 4] xyxy in the letterboxed square."""
@@ -208,10 +202,6 @@ class RexSeekProcessor(ProcessorMixin):
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def _required_tokens() -> tuple[str, ...]:
-    return (IM_START, IM_END, *ADDED_TOKENS)
 
 
 AutoProcessor.register(RexSeekConfig, RexSeekProcessor)

@@ -5,8 +5,12 @@ The tokens and the question template are those of the released checkpoint (IDEA-
 
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:  # this module needs nothing but Python
+    from transformers import PreTrainedTokenizerBase
 
 IMAGE_TOKEN = "<image>"
 OBJECT_FEATURE_TOKEN = "<objfeat>"
@@ -21,6 +25,7 @@ OBJECTS_START, OBJECTS_END = "<objects>", "</objects>"
 ADDED_TOKENS = (*OBJECT_TOKENS, GROUND_START, GROUND_END, OBJECTS_START, OBJECTS_END)
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+REQUIRED_TOKENS = (IM_START, IM_END, *ADDED_TOKENS)  # what a tokenizer must have
 REFUSAL = "There is no such thing in this image."
 
 _QUESTION = "Please detect {expression} in this image. Answer the question with object indexes."
@@ -42,6 +47,15 @@ class ParsedAnswer:
     status: Literal["found", "rejected", "malformed"]
     blocks: tuple[tuple[str, tuple[int, ...]], ...] = ()
     problem: str | None = None
+
+
+def with_required_tokens(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokenizerBase":
+    """A copy of an LLM's tokenizer that has RexSeek's tokens; those it lacks are added in released order."""
+    tokenizer = deepcopy(tokenizer)
+    known = tokenizer.get_vocab()
+    missing = [token for token in REQUIRED_TOKENS if token not in known]
+    tokenizer.add_tokens(missing, special_tokens=True)
+    return tokenizer
 
 
 def question_for(expression: str) -> str:

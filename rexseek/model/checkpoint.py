@@ -6,13 +6,18 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, CLIPVisionModel, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    CLIPVisionModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rexseek.config import RexSeekConfig
 from rexseek.model.modeling import Projector, RexSeekForConditionalGeneration
 from rexseek.model.vision import ConvNextTower
-from rexseek.processor import RexSeekProcessor
-from rexseek.tokens import IM_END
+from rexseek.tokens import IM_END, with_required_tokens
 
 _RELEASED_PREFIXES = {  # released -> ours
     "vision_tower.vision_tower.vision_model.": "vision_tower.",
@@ -58,7 +63,7 @@ def initial_model(
     image_size_aux: int = 768,
     vision_select_layer: int = -2,
     dtype: torch.dtype = torch.float32,
-) -> tuple[RexSeekForConditionalGeneration, RexSeekProcessor]:
+) -> tuple[RexSeekForConditionalGeneration, PreTrainedTokenizerBase]:
     """Put a new RexSeek together from separately pretrained parts (paper section 4); projectors start random.
 
     The token table gets a row for each of RexSeek's tokens that the tokenizer lacks, set to the mean of the
@@ -74,7 +79,7 @@ def initial_model(
         dtype: of all weights.
 
     Returns:
-        The model in training mode, and its processor.
+        The model in training mode, and the language model's tokenizer with RexSeek's tokens.
 
     Raises:
         ValueError: weights that are not what they should be, or parts that do not fit each other.
@@ -82,7 +87,8 @@ def initial_model(
     tower = CLIPVisionModel.from_pretrained(clip, dtype=dtype)
     tower_aux, depths, dims = _load_convnext(convnext)
     llm = AutoModelForCausalLM.from_pretrained(language_model, dtype=dtype)
-    tokenizer = AutoTokenizer.from_pretrained(language_model)
+    bare_tokenizer = AutoTokenizer.from_pretrained(language_model)
+    tokenizer = with_required_tokens(bare_tokenizer)
     config = RexSeekConfig(
         text_config=llm.config,
         vision_config=tower.config,
@@ -92,8 +98,7 @@ def initial_model(
         vision_select_layer=vision_select_layer,
         dtype=dtype,
     )
-    processor = RexSeekProcessor.from_tokenizer(tokenizer, config)
-    add_token_rows(llm, len(tokenizer), len(processor.tokenizer))
+    add_token_rows(llm, len(bare_tokenizer), len(tokenizer))
     with torch.device("meta"):
         model = RexSeekForConditionalGeneration(config)
     model.vision_tower = tower
@@ -101,9 +106,9 @@ def initial_model(
     model.image_projector = Projector(config.image_feature_size, llm.config.hidden_size).to(dtype)
     model.object_projector = Projector(config.object_feature_size, llm.config.hidden_size).to(dtype)
     model.language_model = llm
-    model.generation_config.eos_token_id = processor.tokenizer.convert_tokens_to_ids(IM_END)
-    model.generation_config.pad_token_id = processor.tokenizer.pad_token_id
-    return model.train(), processor
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(IM_END)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model.train(), tokenizer
 
 
 def add_token_rows(language_model: PreTrainedModel, num_known: int, num_tokens: int) -> None:
@@ -163,9 +168,7 @@ def _convnext_state(source: str | Path) -> dict[str, Tensor]:
     elif ":" in str(source):
         state = _open_clip_trunk(str(source)).state_dict()
     else:
-        raise ValueError(
-            f"{source}: expected a folder, a .safetensors file or an open_clip 'model:tag'"
-        )
+        raise ValueError(f"{source}: expected a folder, a .safetensors file or an open_clip 'model:tag'")
     trunk = {name: value for name, value in state.items() if name.startswith(_OPEN_CLIP_TRUNK)}
     return {name.removeprefix(_OPEN_CLIP_TRUNK): value for name, value in trunk.items()} or state
 

@@ -91,7 +91,8 @@ def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, Re
         )
         vision = CLIPVisionConfig.from_pretrained(parts[0])
         side = vision.image_size // vision.patch_size * 32  # ConvNeXt's last map has CLIP's grid
-        model, processor = initial_model(*parts, image_size_aux=side, dtype=dtype)
+        model, tokenizer = initial_model(*parts, image_size_aux=side, dtype=dtype)
+        processor = RexSeekProcessor.from_tokenizer(tokenizer, model.config)
     model.set_attn_implementation(config.model.attn_implementation)
     return model, processor
 

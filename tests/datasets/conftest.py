@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.drawn_data import draw_images, write_instances, write_referring
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from timm.models.convnext import ConvNeXt
-from transformers import CLIPConfig, CLIPModel, CLIPVisionModel, Qwen2ForCausalLM
+from transformers import CLIPConfig, CLIPModel, CLIPVisionModel, PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from rexseek.model import RexSeekForConditionalGeneration
 from rexseek.model.checkpoint import add_token_rows, initial_model
@@ -33,26 +33,26 @@ def bare_tokenizer():
     return tokenizer
 
 
-def build(parts) -> tuple[RexSeekForConditionalGeneration, RexSeekProcessor]:
+def build(parts) -> tuple[RexSeekForConditionalGeneration, PreTrainedTokenizerBase]:
     return initial_model(parts / "clip", parts / "convnext", parts / "llm", image_size_aux=256)
 
 
 def test_parts_keep_their_weights(parts):
-    model, processor = build(parts)
+    model, tokenizer = build(parts)
     assert model.config.convnext_depths == [1, 1, 2, 1] and model.config.convnext_dims == [8, 16, 32, 64]
     clip = CLIPVisionModel.from_pretrained(parts / "clip")
     torch.testing.assert_close(model.vision_tower.state_dict(), clip.state_dict())
     llm = Qwen2ForCausalLM.from_pretrained(parts / "llm")
     torch.testing.assert_close(model.language_model.model.layers.state_dict(), llm.model.layers.state_dict())
     assert all(not parameter.is_meta for parameter in model.parameters())
-    assert model.generation_config.eos_token_id == processor.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
 
 
 def test_new_rows_are_the_mean_and_nothing_shrinks(parts):
-    model, processor = build(parts)
+    model, tokenizer = build(parts)
     before = Qwen2ForCausalLM.from_pretrained(parts / "llm").get_input_embeddings().weight
     table = model.get_input_embeddings().weight
-    known, tokens = len(bare_tokenizer()), len(processor.tokenizer)
+    known, tokens = len(bare_tokenizer()), len(tokenizer)
     assert table.shape == before.shape == (448, 64)
     assert tokens == known + 104
     torch.testing.assert_close(table[:known], before[:known])
@@ -61,7 +61,8 @@ def test_new_rows_are_the_mean_and_nothing_shrinks(parts):
 
 
 def test_model_runs_saves_and_loads(parts, tmp_path):
-    model, processor = build(parts)
+    model, tokenizer = build(parts)
+    processor = RexSeekProcessor.from_tokenizer(tokenizer, model.config)
     inputs = processor(torch.zeros(3, 50, 80, dtype=torch.uint8), [[5, 5, 60, 40]], "Who?")
     with torch.inference_mode():
         expected = model.eval()(**inputs).logits
