@@ -1,4 +1,4 @@
-"""The toy world: exact, deterministic, in the published formats, and its held-out combinations really held out."""
+"""The toy world: exact, deterministic, in the published formats; held-out combinations really held out."""
 
 import json
 import random
@@ -124,5 +124,5 @@ def test_wrong_requests_are_refused(folders, tmp_path):
         write_toy_dataset(folders["train"], 1, 1, "train")
     with pytest.raises(ValueError, match="scenes: expected at least 1, got 0"):
         write_toy_dataset(tmp_path, 0, 1, "train")
-    with pytest.raises(ValueError, match="split: expected one of .*'val'"):
+    with pytest.raises(ValueError, match=r"split: expected one of .*'val'"):
         write_toy_dataset(tmp_path, 1, 1, "val")
