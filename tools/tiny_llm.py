@@ -117,7 +117,7 @@ class _Student:
         self.scale = 0.3 * float((self.table - self.table.mean(0)).detach()[words].std())
 
     def answer(self, teacher: Teacher, batch: list[tuple[Scene, np.ndarray]], lesson: Lesson):
-        """Logits and labels of all supervised tokens, their places [B, T-1], the rows, and the branches' kinds."""
+        """Logits and labels of supervised tokens, their places [B, T-1], the rows, and branches' kinds."""
         taught = [teacher.row(scene, lesson) for scene, _ in batch]
         rows = [pack_row(prefix, branches) for prefix, branches, _, _ in taught]
         packed = pad_rows(rows, self.pad_id, torch.float32)
@@ -198,7 +198,7 @@ def pretrain_llm(
     scenes: list[tuple[Scene, np.ndarray]],
     learning_rate: float = 1.5e-3,
 ) -> None:
-    """Teach all lessons on `scenes` (the last 60 are for measuring); write `output`/llm with the tokenizer."""
+    """Teach all lessons on `scenes` (the last 60 are for measuring) and write `output`/llm."""
     torch.manual_seed(0)
     student, teacher = _Student(tokenizer, learning_rate), Teacher(tokenizer, "lessons")
     scenes, held_out = scenes[:-60], scenes[-60:]
