@@ -1,21 +1,15 @@
 """RexSeek: referring detection by choosing among candidate boxes (arXiv 2503.08507).
 
-The public names are loaded when first used, so that `rexseek.metrics` needs numpy only. Importing registers the
-model's config with transformers' Auto classes as soon as one of the model's names is used.
+Importing registers the model, its config and its processor with transformers' Auto classes, so that
+`AutoModelForImageTextToText.from_pretrained` loads a checkpoint without remote code.
 """
 
-from importlib import import_module
-from typing import Any
+from rexseek.config import RexSeekConfig
+from rexseek.model.modeling import RexSeekForConditionalGeneration
+from rexseek.predictor import Referral, RexSeekPredictor
+from rexseek.processor import RexSeekProcessor
 
 __version__ = "0.1.0"
-
-_PUBLIC = {
-    "RexSeekConfig": "rexseek.config",
-    "RexSeekProcessor": "rexseek.processor",
-    "RexSeekForConditionalGeneration": "rexseek.model.modeling",
-    "RexSeekPredictor": "rexseek.predictor",
-    "Referral": "rexseek.predictor",
-}
 
 __all__ = [
     "Referral",
@@ -24,13 +18,3 @@ __all__ = [
     "RexSeekPredictor",
     "RexSeekProcessor",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'rexseek' has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])

@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
+from transformers.utils.logging import disable_progress_bar
+
+from rexseek import __version__
+from rexseek.boxes import validate_boxes_xyxy_px
+from rexseek.images import load_image
+from rexseek.predictor import RexSeekPredictor
+from rexseek.visualize import draw_referrals
 
 app = typer.Typer(
     name="rexseek",
@@ -22,8 +30,6 @@ app = typer.Typer(
 @app.command()
 def version() -> None:
     """Print the version."""
-    from rexseek import __version__
-
     typer.echo(f"rexseek {__version__}")
 
 
@@ -44,14 +50,10 @@ def refer(
 ) -> None:
     """Find what expressions refer to in one image."""
     with _wrong_input_in_one_line():
-        from transformers.utils.logging import disable_progress_bar
-
-        from rexseek.images import load_image
-        from rexseek.predictor import RexSeekPredictor
-        from rexseek.visualize import draw_referrals
-
         image = load_image(photo)
-        candidates = read_boxes_xyxy_px(boxes)
+        candidates = validate_boxes_xyxy_px(
+            read_boxes_xyxy_px(boxes), image.width, image.height, f"boxes {boxes}"
+        )
         if output is not None:
             _check_picture_path(output)
         disable_progress_bar()
@@ -108,8 +110,6 @@ def _wrong_input_in_one_line() -> Iterator[None]:
 
 def _check_picture_path(path: Path) -> None:
     """Refuse, before any work, a picture that could not be written afterwards."""
-    from PIL import Image
-
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
         raise ValueError(f"output {path}: expected a picture such as answer.png, got {path.suffix!r}")
     if not path.parent.is_dir():

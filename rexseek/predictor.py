@@ -1,6 +1,5 @@
 """Ask a trained checkpoint: image + candidate boxes + expressions -> referrals."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 import torch
 from PIL import Image
-from safetensors import SafetensorError
 
 from rexseek.boxes import BoxArray, validate_boxes_xyxy_px
 from rexseek.images import ImageInput, load_image
+from rexseek.model.checkpoint import load_model
 from rexseek.model.decoding import Answer, Prefix, answer_expressions, encode_prefix
 from rexseek.model.modeling import RexSeekForConditionalGeneration
-from rexseek.processor import RexSeekProcessor
+from rexseek.processor import RexSeekProcessor, load_processor
 from rexseek.tokens import MAX_OBJECTS, REFUSAL, check_plain_text
 from rexseek.visualize import draw_referrals
 
@@ -139,25 +138,8 @@ class RexSeekPredictor:
         if attn_implementation not in ("eager", "sdpa"):
             raise ValueError(f"attn_implementation: expected 'eager' or 'sdpa', got {attn_implementation!r}")
         target = _device(device)
-        folder = Path(folder)
-        _check_checkpoint(folder)
-        try:
-            processor = RexSeekProcessor.from_pretrained(folder)
-            model, report = RexSeekForConditionalGeneration.from_pretrained(
-                folder,
-                dtype=dtype,
-                attn_implementation=attn_implementation,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError, SafetensorError) as error:
-            raise ValueError(f"checkpoint {folder}: cannot be loaded ({error})") from error
-        if report["missing_keys"]:
-            missing = sorted(report["missing_keys"])
-            raise ValueError(
-                f"checkpoint {folder}: {len(missing)} weights are missing, such as {missing[0]!r}"
-            )
-        return cls(model.to(target), processor)
+        model = load_model(Path(folder), dtype, attn_implementation)
+        return cls(model.to(target), load_processor(Path(folder)))
 
     @overload
     def refer(self, image: ImageInput, boxes_xyxy_px: BoxArray, expressions: str) -> Referral: ...
@@ -288,21 +270,3 @@ def _device(device: str | torch.device | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device {device}: there are {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-def _check_checkpoint(folder: Path) -> None:
-    """Refuse a folder that is not a complete RexSeek checkpoint, saying what is wrong with it."""
-    expected = "expected a RexSeek checkpoint (config.json with model_type 'rexseek', model.safetensors)"
-    if not folder.is_dir():
-        raise ValueError(f"checkpoint {folder}: no such folder; {expected}")
-    config = folder / "config.json"
-    if not config.is_file():
-        raise ValueError(f"checkpoint {folder}: it has no config.json; {expected}")
-    try:
-        model_type = json.loads(config.read_text(encoding="utf-8"))["model_type"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"checkpoint {folder}: config.json is unreadable ({error!r}); {expected}") from error
-    if model_type != "rexseek":
-        raise ValueError(f"checkpoint {folder}: its model_type is {model_type!r}; {expected}")
-    if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        raise ValueError(f"checkpoint {folder}: it has no model.safetensors; {expected}")

@@ -1,6 +1,7 @@
 """RexSeekProcessor: image, boxes and text to model inputs, in the released checkpoint's format."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -202,6 +203,18 @@ class RexSeekProcessor(ProcessorMixin):
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def load_processor(folder: Path) -> RexSeekProcessor:
+    """The processor of a checkpoint folder.
+
+    Raises:
+        ValueError: the folder has none, or it cannot be read.
+    """
+    try:
+        return RexSeekProcessor.from_pretrained(folder)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"checkpoint {folder}: its processor cannot be loaded ({error})") from error
 
 
 AutoProcessor.register(RexSeekConfig, RexSeekProcessor)

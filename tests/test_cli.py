@@ -1,6 +1,7 @@
 """The `rexseek` command."""
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ def folder(tmp_path_factory, tiny_processor) -> Path:
     pixels = np.random.default_rng(0).integers(0, 256, (150, 200, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(folder / "photo.png")
     (folder / "boxes.json").write_text(json.dumps(BOXES))
+    (folder / "other").mkdir()
+    (folder / "other" / "config.json").write_text('{"model_type": "llava"}')
     return folder
 
 
@@ -57,6 +60,14 @@ def test_refer_prints_json(folder):
     assert all(answer["status"] in ("found", "rejected") for answer in answers)
 
 
+def test_the_command_of_the_readme(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    command = 'refer photo.png "the man" --boxes boxes.json --checkpoint checkpoint --output picture.png'
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 0, result.output
+    assert (folder / "picture.png").is_file() and "picture: picture.png" in result.output
+
+
 def test_no_boxes_is_a_rejection(folder, tmp_path):
     (tmp_path / "none.json").write_text("[]")
     result = run(folder, "the man", boxes=str(tmp_path / "none.json"), json="")
@@ -69,14 +80,17 @@ def test_no_boxes_is_a_rejection(folder, tmp_path):
         (" ", {}, "expression 0: expected some text"),
         ("<obj3>", {}, "special token"),
         ("x", {"photo": "absent.jpg"}, "image absent.jpg: no such file"),
+        ("x", {"photo": "boxes.json"}, "image boxes.json: cannot be read"),
         ("x", {"boxes": "absent.json"}, "boxes absent.json: cannot be read (No such file or directory)"),
         ("x", {"checkpoint": "absent"}, "checkpoint absent: no such folder; expected a RexSeek checkpoint"),
+        ("x", {"checkpoint": "other"}, "checkpoint other: its model_type is 'llava'; expected a RexSeek"),
         ("x", {"output": "picture.doc"}, "output picture.doc: expected a picture"),
         ("x", {"output": "absent/picture.png"}, "the folder absent does not exist"),
         ("x", {"device": "abacus"}, "device"),
     ],
 )
-def test_wrong_input_ends_in_one_line(folder, expression, change, message):
+def test_wrong_input_ends_in_one_line(folder, expression, change, message, monkeypatch):
+    monkeypatch.chdir(folder)
     result = run(folder, expression, **change)
     assert result.exit_code == 2
     assert result.stdout == "" and result.stderr.startswith("rexseek: error: ")
@@ -87,7 +101,11 @@ def test_boxes_outside_the_image_are_named(folder, tmp_path):
     path = tmp_path / "outside.json"
     path.write_text("[[0, 0, 10, 10], [900, 900, 950, 950]]")
     result = run(folder, "x", boxes=str(path))
-    assert result.exit_code == 2 and "box 1" in result.stderr and "200x150" in result.stderr
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert (
+        f"boxes {path}: box 1: it lies outside the image; got [900.0, 900.0, 950.0, 950.0]" in result.stderr
+    )
+    assert "200x150" in result.stderr
 
 
 BAD_BOXES_FILES = [

@@ -37,8 +37,8 @@ KNOWS = {
 EVERYTHING = {*KNOWS, "cli"}
 KNOWS["cli"] = EVERYTHING
 
-TRAINING_ONLY = {"deepspeed", "peft", "datasets", "open_clip", "omegaconf", "wandb"}
-OPTIONAL = {*TRAINING_ONLY, "pycocotools", "matplotlib", "gradio", "supervision"}
+EXTRAS = {"deepspeed", "peft", "datasets", "open_clip", "omegaconf", "wandb"}  # train
+EXTRAS |= {"pycocotools", "matplotlib", "gradio", "supervision"}  # eval, demo
 FILE_LINES, FUNCTION_LINES, SCRIPT_LINES = 400, 60, 40
 
 
@@ -69,7 +69,7 @@ def layer(name: str) -> str | None:
 def test_imports_go_one_way(path: Path) -> None:
     own = path.relative_to(PACKAGE).with_suffix("").parts[0]
     if own == "__init__":
-        return  # the public names, loaded when used
+        return  # the public names
     assert own in KNOWS, f"{identify(path)}: {own!r} is not a layer of DESIGN; say here what it may import"
     found = {layer(name) for name in imported(path)} - {None, own}
     assert found <= KNOWS[own], f"{own} must not import {', '.join(sorted(found - KNOWS[own]))}"
@@ -90,24 +90,26 @@ def test_metrics_need_numpy_only(path: Path) -> None:
     assert {name.split(".")[0] for name in imported(path)} <= {*allowed, "pycocotools"}
 
 
-def loaded_by(code: str) -> set[str]:
-    """Top-level packages in `sys.modules` after running code in a fresh interpreter."""
-    code += "\nimport sys; print(*{name.split('.')[0] for name in sys.modules})"
+def test_importing_is_enough_for_the_auto_classes(tiny_model, tiny_processor, tmp_path) -> None:
+    """The way of the documentation, without remote code, in an interpreter that has none of the extras."""
+    tiny_model.save_pretrained(tmp_path)
+    tiny_processor.save_pretrained(tmp_path)
+    code = f"""
+import sys
+# Blocked, not only unused: timm and transformers import what happens to be installed.
+sys.modules.update(dict.fromkeys({sorted(EXTRAS)}))
+import rexseek
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+folder = {str(tmp_path)!r}
+assert type(AutoConfig.from_pretrained(folder)) is rexseek.RexSeekConfig
+assert type(AutoProcessor.from_pretrained(folder)) is rexseek.RexSeekProcessor
+model = AutoModelForImageTextToText.from_pretrained(folder)
+assert type(model) is rexseek.RexSeekForConditionalGeneration
+import rexseek.cli, rexseek.evaluation.predict, rexseek.evaluation.score
+"""
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    return set(run.stdout.splitlines()[-1].split())
-
-
-def test_import_is_light() -> None:
-    assert not loaded_by("import rexseek") & OPTIONAL
-    assert "torch" not in loaded_by("import rexseek.metrics.humanref, rexseek.evaluation.score")
-
-
-def test_inference_needs_no_extra() -> None:
-    # Blocked, not only unused: timm and transformers import what happens to be installed.
-    block = f"import sys; sys.modules.update(dict.fromkeys({sorted(OPTIONAL)}))"
-    use = "import rexseek, rexseek.cli; [getattr(rexseek, name) for name in rexseek.__all__]"
-    assert "torch" in loaded_by(f"{block}\n{use}")
+    assert "auto_map" not in (tmp_path / "config.json").read_text()
 
 
 def test_sizes_of_files() -> None:

@@ -6,26 +6,27 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from rexseek.boxes import validate_boxes_xyxy_px
 from rexseek.data.jsonl import read_jsonl
-
-if TYPE_CHECKING:
-    from rexseek.predictor import Referral, RexSeekPredictor
+from rexseek.data.readers.humanref import KEYS
+from rexseek.data.readers.report import image_size
+from rexseek.predictor import Referral, RexSeekPredictor
+from rexseek.tokens import check_plain_text
 
 logger = logging.getLogger(__name__)
 
 MAX_CANDIDATES = 100  # the protocol of the published numbers: the first 100 of the annotation
 _ENDS = 1 << 20
-_KEYS = ("id", "image_name", "referring", "candidate_boxes", "answer_boxes")
 
 Row = dict[str, Any]
 
 
 def predict_humanref(
-    predictor: "RexSeekPredictor", checkpoint: Path, annotations: Path, images: Path, output: Path
+    predictor: RexSeekPredictor, checkpoint: Path, annotations: Path, images: Path, output: Path
 ) -> dict[str, int]:
     """Answer every annotation that has no line in `output` yet; candidates come from the annotations.
 
@@ -97,32 +98,38 @@ def all_persons(annotations: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
 
 
 def read_annotations(annotations: Path, images: Path | None = None) -> list[tuple[int, Row]]:
-    """Read (line number, row); check keys, unique ids and, given their folder, that the images exist."""
+    """Read (line number, row); check keys, unique ids and expressions and, with `images`, images and boxes.
+
+    Raises:
+        ValueError: naming file, line and id.
+    """
     rows: list[tuple[int, Row]] = []
     first_line: dict[Any, int] = {}
     for line, row in read_jsonl(annotations):
         where = f"{annotations}, line {line}"
-        missing = [key for key in _KEYS if key not in row]
+        missing = [key for key in KEYS if key not in row]
         if missing:
             raise ValueError(f"{where}: has no {', '.join(map(repr, missing))}; it has {', '.join(row)}")
         if not isinstance(row["id"], int | str):
             raise ValueError(f"{where}: id {row['id']!r}, expected an integer or a string")
         if row["id"] in first_line:
             raise ValueError(f"{where}: id {row['id']!r} was used before, on line {first_line[row['id']]}")
-        for key in ("candidate_boxes", "answer_boxes"):
-            if not isinstance(row[key], list):
-                raise ValueError(
-                    f"{where}: id {row['id']!r}: {key} is {row[key]!r}, expected a list of boxes"
-                )
-        if images is not None and not (images / str(row["image_name"])).is_file():
-            raise ValueError(
-                f"{where}: id {row['id']!r}: there is no image {images / str(row['image_name'])}"
-            )
+        _check_row(row, images, f"{where}: id {row['id']!r}")
         first_line[row["id"]] = line
         rows.append((line, row))
     if not rows:
         raise ValueError(f"{annotations}: holds no annotations")
     return rows
+
+
+def _check_row(row: Row, images: Path | None, where: str) -> None:
+    check_plain_text(row["referring"], f"{where}: referring")
+    for key in ("candidate_boxes", "answer_boxes"):
+        if not isinstance(row[key], list):
+            raise ValueError(f"{where}: {key} is {row[key]!r}, expected a list of boxes")
+    if images is not None:
+        size = image_size(images / str(row["image_name"]), where)
+        validate_boxes_xyxy_px(row["candidate_boxes"][:MAX_CANDIDATES], *size, f"{where}: candidate_boxes")
 
 
 def meta_path(predictions: Path) -> Path:
@@ -191,7 +198,7 @@ def _by_image(rows: Sequence[tuple[int, Row]]) -> list[list[tuple[int, Row]]]:
 
 
 def _predict_group(
-    predictor: "RexSeekPredictor",
+    predictor: RexSeekPredictor,
     group: Sequence[tuple[int, Row]],
     annotations: Path,
     images: Path,
@@ -217,7 +224,7 @@ def _predict_group(
     return predictions
 
 
-def _prediction(id_: Any, boxes: Sequence[Sequence[float]], referral: "Referral") -> Row:
+def _prediction(id_: Any, boxes: Sequence[Sequence[float]], referral: Referral) -> Row:
     chosen = {"found": [boxes[index] for index in referral.indices], "rejected": [[]], "malformed": []}
     return {
         "id": id_,

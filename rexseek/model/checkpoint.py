@@ -1,9 +1,11 @@
-"""Weights from elsewhere: the released checkpoint's names, and a new model from pretrained parts."""
+"""Checkpoint folders, the released checkpoint's names, and a new model from pretrained parts."""
 
+import json
 import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
@@ -29,6 +31,52 @@ _RELEASED_PREFIXES = {  # released -> ours
     "lm_head.": "language_model.lm_head.",
 }
 _OPEN_CLIP_TRUNK = "visual.trunk."
+
+
+def checkpoint_problem(folder: Path) -> str | None:
+    """Why a folder is not a RexSeek checkpoint, without loading weights; None if it looks like one."""
+    expected = "expected a RexSeek checkpoint (config.json with model_type 'rexseek', model.safetensors)"
+    if not folder.is_dir():
+        return f"no such folder; {expected}"
+    config = folder / "config.json"
+    if not config.is_file():
+        return f"it has no config.json; {expected}"
+    try:
+        model_type = json.loads(config.read_text(encoding="utf-8"))["model_type"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        return f"config.json is unreadable ({error!r}); {expected}"
+    if model_type != RexSeekConfig.model_type:
+        return f"its model_type is {model_type!r}; {expected}"
+    if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+        return f"it has no model.safetensors; {expected}"
+    return None
+
+
+def load_model(
+    folder: Path, dtype: str | torch.dtype, attn_implementation: str
+) -> RexSeekForConditionalGeneration:
+    """Load a checkpoint folder, on the CPU and in evaluation mode.
+
+    Raises:
+        ValueError: the folder is not a RexSeek checkpoint, is incomplete or cannot be read.
+    """
+    problem = checkpoint_problem(folder)
+    if problem is not None:
+        raise ValueError(f"checkpoint {folder}: {problem}")
+    try:
+        model, report = RexSeekForConditionalGeneration.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise ValueError(f"checkpoint {folder}: cannot be loaded ({error})") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ValueError(f"checkpoint {folder}: {len(missing)} weights are missing, such as {missing[0]!r}")
+    return model
 
 
 def from_released(name: str) -> str:

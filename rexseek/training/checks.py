@@ -1,9 +1,9 @@
 """What can be known about a recipe before weights are loaded."""
 
-import json
 from pathlib import Path
 
 from rexseek.data.readers import option_problems
+from rexseek.model.checkpoint import checkpoint_problem
 from rexseek.training.config import ConfigError, SourceConfig, TrainConfig
 
 
@@ -85,21 +85,11 @@ def _missing_files(config: TrainConfig) -> list[str]:
 
 def _start_problems(folder: Path, stage: int) -> list[str]:
     """Why `init_from` is not what a stage can start from."""
-    if not folder.is_dir():
-        return [f"init_from: no such folder: {folder}"]
-    file = folder / "config.json"
-    if not file.is_file():
-        if stage == 1 and all((folder / part).is_dir() for part in ("clip", "convnext", "llm")):
-            return []
-        parts = " nor a folder with clip, convnext and llm" if stage == 1 else ""
-        return [f"init_from: {folder} is no RexSeek checkpoint (it has no config.json){parts}"]
-    try:
-        found = json.loads(file.read_text()).get("model_type")
-    except (ValueError, AttributeError) as error:
-        return [f"init_from: {file}: expected a JSON object, got {error}"]
-    if found != "rexseek":
-        return [f"init_from: {file}: expected model_type 'rexseek', got {found!r}"]
-    return []
+    if stage == 1 and all((folder / part).is_dir() for part in ("clip", "convnext", "llm")):
+        return []
+    problem = checkpoint_problem(folder)
+    parts = ", or a folder with clip, convnext and llm" if stage == 1 else ""
+    return [] if problem is None else [f"init_from: {folder}: {problem}{parts}"]
 
 
 def _sources(config: TrainConfig) -> list[tuple[str, SourceConfig]]:

@@ -67,8 +67,8 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
         What is written to OUTPUT/metrics.json.
 
     Raises:
-        ConfigError: the recipe cannot be run; nothing was loaded.
-        ValueError: data that are wrong, naming file and line.
+        ConfigError: the recipe cannot be run; its data (naming file and line) or starting weights are wrong.
+        ValueError: no expression fits into `data.max_length`; while training, an image that cannot be read.
     """
     rank, world_size = prepare_process(config)
     check_config(config, plan.stage, world_size)

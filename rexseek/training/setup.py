@@ -14,10 +14,10 @@ import torch
 from transformers import CLIPVisionConfig
 
 from rexseek.data.mixture import Row, Source
-from rexseek.data.readers import READERS, ReadReport
-from rexseek.model.checkpoint import initial_model
+from rexseek.data.readers import READERS, ReadReport, option_names
+from rexseek.model.checkpoint import initial_model, load_model
 from rexseek.model.modeling import RexSeekForConditionalGeneration
-from rexseek.processor import RexSeekProcessor
+from rexseek.processor import RexSeekProcessor, load_processor
 from rexseek.training.callbacks import COMPLETE
 from rexseek.training.config import ConfigError, SourceConfig, TrainConfig
 
@@ -54,19 +54,21 @@ def load_sources(configs: Sequence[SourceConfig], seed: int) -> tuple[list[Sourc
     """Read the data sets of a mixture; what a reader left out is logged.
 
     Raises:
-        ValueError: wrong data, naming file and line.
+        ConfigError: wrong data, naming file and line.
     """
     sources, reports = [], []
     for config in configs:
-        reader = READERS[config.reader]
         options = dict(config.options)
-        if config.reader in ("coco", "humanref", "regions"):
+        if "seed" in option_names(config.reader):
             options.setdefault("seed", seed)
-        samples, report = reader(Path(config.annotations), Path(config.images), **options)
+        try:
+            samples, report = READERS[config.reader](Path(config.annotations), Path(config.images), **options)
+        except ValueError as error:
+            raise ConfigError([str(error)]) from error
         if config.limit is not None and config.limit < len(samples):
             samples = [samples[index * len(samples) // config.limit] for index in range(config.limit)]
         if not samples:
-            raise ValueError(f"{config.annotations}: expected samples, got none ({dict(report.skipped)})")
+            raise ConfigError([f"{config.annotations}: expected samples, got none ({dict(report.skipped)})"])
         logger.info("%s: %d samples, %d turns", config.annotations, len(samples), report.turns)
         for problem in report.problems:
             logger.warning("%s", problem)
@@ -77,13 +79,17 @@ def load_sources(configs: Sequence[SourceConfig], seed: int) -> tuple[list[Sourc
 
 
 def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, RexSeekProcessor]:
-    """The model and processor that training starts from."""
+    """The model, in training mode, and processor that training starts from.
+
+    Raises:
+        ConfigError: weights that cannot be loaded or do not fit each other.
+    """
     dtype = torch.bfloat16 if config.model.dtype == "bfloat16" and config.engine.deepspeed else torch.float32
+    attention = config.model.attn_implementation
     folder = config.init_from and Path(config.init_from)
-    if folder and (folder / "config.json").is_file():
-        model = RexSeekForConditionalGeneration.from_pretrained(folder, dtype=dtype)
-        processor = RexSeekProcessor.from_pretrained(folder)
-    else:
+    try:
+        if folder and (folder / "config.json").is_file():
+            return load_model(folder, dtype, attention).train(), load_processor(folder)
         parts = (
             (config.towers.clip, config.towers.convnext, config.towers.llm)
             if config.towers
@@ -92,9 +98,10 @@ def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, Re
         vision = CLIPVisionConfig.from_pretrained(parts[0])
         side = vision.image_size // vision.patch_size * 32  # ConvNeXt's last map has CLIP's grid
         model, tokenizer = initial_model(*parts, image_size_aux=side, dtype=dtype)
-        processor = RexSeekProcessor.from_tokenizer(tokenizer, model.config)
-    model.set_attn_implementation(config.model.attn_implementation)
-    return model, processor
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"{'towers' if config.towers else 'init_from'}: {error}"]) from error
+    model.set_attn_implementation(attention)
+    return model, RexSeekProcessor.from_tokenizer(tokenizer, model.config)
 
 
 def fingerprint(rows: Sequence[Row]) -> str:

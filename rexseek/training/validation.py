@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -14,7 +13,7 @@ from rexseek.data.sample import Sample
 from rexseek.images import load_image
 from rexseek.model.decoding import answer_expressions, encode_prefix
 from rexseek.processor import RexSeekProcessor
-from rexseek.tokens import IGNORE_INDEX
+from rexseek.tokens import IGNORE_INDEX, MAX_OBJECTS
 
 
 class HeldOutLoss:
@@ -66,7 +65,6 @@ class HeldOutLoss:
         share = self.batch_size * self.world_size
         for start in range(0, len(rows), share):
             part = rows[start + self.rank * self.batch_size :][: self.batch_size]
-            part = part[: max(0, start + share - (start + self.rank * self.batch_size))]
             samples = [self.mixture.sample_of(row) for row in part]
             yield self.collator(samples or [self._filler(rows[start])])
 
@@ -93,7 +91,7 @@ def detection_counts(
         wanted = {name: set(indices) for turn in sample.turns for name, indices in turn.blocks or ()}
         if not wanted or not len(sample.boxes_xyxy_px):
             continue
-        prefix = encode_prefix(model, processor, load_image(sample.image), np.array(sample.boxes_xyxy_px))
+        prefix = encode_prefix(model, processor, load_image(sample.image), sample.boxes_xyxy_px)
         for name, answer in zip(
             wanted, answer_expressions(model, processor, prefix, list(wanted)), strict=True
         ):
@@ -124,5 +122,5 @@ def detection_scores(counts: dict[str, int]) -> dict[str, float | int | None]:
 
 def own_share(samples: Iterable[Sample], limit: int, rank: int, world_size: int) -> list[Sample]:
     """Every `world_size`-th of the first `limit` samples whose candidates fit a prompt."""
-    fitting = (sample for sample in samples if len(sample.boxes_xyxy_px) <= 100)
+    fitting = (sample for sample in samples if len(sample.boxes_xyxy_px) <= MAX_OBJECTS)
     return list(islice(fitting, limit))[rank::world_size]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rexseek.data.collate import PackedCollator, branch_mask
+from rexseek.data.collate import Branch, PackedCollator, branch_mask, pack_row, pad_rows
 from rexseek.data.readers.coco import read_coco
 from rexseek.data.readers.humanref import read_humanref
 from rexseek.data.readers.llava import read_llava
@@ -59,6 +59,19 @@ def test_a_row_is_prefix_and_branches_with_continued_positions(
     assert batch["num_objects"].tolist() == [3]
     expected = tiny_processor.transform_boxes(sample.boxes_xyxy_px, 200, 120)
     assert torch.equal(batch["object_boxes"], expected) and batch["object_boxes"].dtype == torch.float32
+
+
+def test_rows_are_packed_and_padded_without_images() -> None:
+    rows = [
+        pack_row([5, 6], [Branch([7, 8], [-100, 8]), Branch([9], [9])]),
+        pack_row([5], [Branch([4, 3], [-100, 3])]),
+    ]
+    batch = pad_rows(rows, pad_id=1, mask_dtype=torch.float32)
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9], [5, 4, 3, 1, 1]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 2], [0, 1, 2, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, -100, -100, 8, 9], [-100, -100, 3, -100, -100]]
+    branches = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, -1, -1]])
+    assert torch.equal(batch["attention_mask"], branch_mask(branches, torch.float32))
 
 
 def test_a_branch_sees_the_prefix_and_itself() -> None:

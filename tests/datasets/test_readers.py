@@ -86,6 +86,7 @@ def test_humanref_refuses_or_counts_unreachable_answers(tmp_path: Path, images: 
         ({"referring": "  "}, r":1: referring: expected some text"),
         ({"referring": "the <obj3> one"}, r":1: referring: the special token '<obj3>'"),
         ({"domain": "rejection"}, r":1: expected no answer_boxes in the domain rejection"),
+        ({"held_out": "no"}, r":1: expected true or false as held_out, got 'no'"),
     ],
 )
 def test_humanref_names_file_line_and_value(

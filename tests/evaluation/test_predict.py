@@ -156,7 +156,7 @@ def test_error_names_lines_and_image(place: Place) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"image_name": "c.png"}, "line 2: id 2: there is no image .*c.png"),
+        ({"image_name": "c.png"}, r"line 2: id 2: image .*c\.png: no such file"),
         ({"id": 1}, "line 2: id 1 was used before, on line 1"),
         ({"id": None}, "line 2: id None, expected an integer or a string"),
         ({"candidate_boxes": None}, "line 2: id 2: candidate_boxes is None, expected a list"),

@@ -1,13 +1,14 @@
 """Scoring files, the tables, and `eval/humanref.py` itself."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from rexseek.evaluation.report import domain_table, markdown_report
 from rexseek.evaluation.score import score_file, score_humanref
@@ -41,10 +42,19 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return write(tmp_path / "a.jsonl", ANNOTATIONS), write(tmp_path / "p.jsonl", right)
 
 
-def script(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    command = [sys.executable, str(ROOT / "eval/humanref.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int, str]]:
+    """Run `python eval/humanref.py ...` in this process: (exit code, what it wrote or its error line)."""
+
+    def run(*arguments: str | Path) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["eval/humanref.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            runpy.run_path(str(ROOT / "eval/humanref.py"), run_name="__main__")
+        if isinstance(exit_.value.code, str):
+            return 1, exit_.value.code
+        return exit_.value.code or 0, capsys.readouterr().out
+
+    return run
 
 
 def test_metrics_json_and_table(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -64,15 +74,16 @@ def test_metrics_json_and_table(files: tuple[Path, Path], tmp_path: Path) -> Non
     assert "protocol `strict`, candidates: not stated" in table
 
 
-def test_several_models_are_rows_of_one_table(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_several_models_are_rows_of_one_table(
+    files: tuple[Path, Path], tmp_path: Path, script: Callable[..., tuple[int, str]]
+) -> None:
     annotations, predictions = files
     baseline = tmp_path / "all persons.jsonl"
-    assert script("baseline", "--annotations", annotations, "--output", baseline).returncode == 0
+    assert script("baseline", "--annotations", annotations, "--output", baseline)[0] == 0
     out = tmp_path / "out"
     options = ["--annotations", annotations, "--predictions", predictions, "--predictions", baseline]
-    run = script("score", *options, "--output", out, "--name", "ours", "--name", "all persons")
-    assert run.returncode == 0, run.stderr
-    assert "Average" in run.stdout and "all persons" in run.stdout
+    code, text = script("score", *options, "--output", out, "--name", "ours", "--name", "all persons")
+    assert code == 0 and "Average" in text and "all persons" in text
     metrics = json.loads((out / "all persons/metrics.json").read_text())
     assert (metrics["candidates"], metrics["average"]["recall_50"]) == ("annotations", 1.0)
     assert metrics["rejection_score"] == 0
@@ -97,7 +108,9 @@ def test_absent_domains_and_points(tmp_path: Path) -> None:
     assert f"| a\\|b (points) | 100.0 | 100.0 | 100.0 |{' - |' * 12} 100.0 | 100.0 | 100.0 | - |" in report
 
 
-def test_errors_name_file_and_line(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_errors_name_file_and_line(
+    files: tuple[Path, Path], tmp_path: Path, script: Callable[..., tuple[int, str]]
+) -> None:
     annotations, predictions = files
     lines = predictions.read_text().splitlines()
     predictions.write_text("\n\n".join([*lines[:2], '{"id": 2, "extracted_predictions": null}', *lines[3:]]))
@@ -105,9 +118,9 @@ def test_errors_name_file_and_line(files: tuple[Path, Path], tmp_path: Path) -> 
         ValueError, match=r"p\.jsonl, line 5, id 2: expected a list of boxes or points, got None"
     ):
         score_file(annotations, predictions)
-    run = script("score", "--annotations", annotations, "--predictions", predictions, "--output", tmp_path)
-    assert run.returncode == 1
-    assert run.stderr.strip().startswith("error:") and "line 5, id 2" in run.stderr
+    options = ["--annotations", annotations, "--predictions", predictions, "--output", tmp_path]
+    code, text = script("score", *options)
+    assert code == 1 and text.startswith("error: ") and "line 5, id 2" in text
     predictions.write_text("")
     with pytest.raises(ValueError, match=r"p\.jsonl: holds no lines"):
         score_file(annotations, predictions)
@@ -121,17 +134,71 @@ def test_names_must_fit(files: tuple[Path, Path], tmp_path: Path) -> None:
         score_humanref(annotations, [predictions] * 2, tmp_path)
 
 
-def test_predict_with_a_tiny_checkpoint(tmp_path: Path, tiny_model: Any, tiny_processor: Any) -> None:
-    from PIL import Image
+@pytest.fixture
+def folder(
+    tmp_path: Path, tiny_model: Any, tiny_processor: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The working folder, with what the commands of the README name: DIR, A and I."""
+    tiny_model.save_pretrained(tmp_path / "DIR")
+    tiny_processor.save_pretrained(tmp_path / "DIR")
+    (tmp_path / "I").mkdir()
+    Image.new("RGB", (100, 40), "white").save(tmp_path / "I" / "a.png")
+    (tmp_path / "I" / "broken.png").write_bytes(b"no picture")
+    write(tmp_path / "A", ANNOTATIONS)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
 
-    checkpoint, output = tmp_path / "checkpoint", tmp_path / "predictions.jsonl"
-    tiny_model.save_pretrained(checkpoint)
-    tiny_processor.save_pretrained(checkpoint)
-    Image.new("RGB", (100, 40), "white").save(tmp_path / "a.png")
-    annotations = write(tmp_path / "a.jsonl", ANNOTATIONS)
-    options = ["--annotations", annotations, "--images", tmp_path, "--output", output]
-    run = script("predict", "--checkpoint", checkpoint, *options)
-    assert run.returncode == 0, run.stderr
-    result = score_file(annotations, output, "strict")
-    assert result["counts"]["missing"] == result["counts"]["malformed"] == 0
-    assert result["candidates"] == "annotations"
+
+PREDICT = "predict --checkpoint DIR --annotations A --images I --output predictions.jsonl"
+SCORE = "score --annotations A --predictions predictions.jsonl --output OUT"
+
+
+def test_the_commands_of_the_readme(folder: Path, script: Callable[..., tuple[int, str]]) -> None:
+    """A random checkpoint; one expression has no candidates, which is legal and a rejection."""
+    rows = [*ANNOTATIONS, {**annotation(99, "rejection", 0, True), "candidate_boxes": []}]
+    write(folder / "A", rows)
+    assert script(*PREDICT.split())[0] == 0
+    assert script(*SCORE.split())[0] == 0
+    metrics = json.loads((folder / "OUT/metrics.json").read_text())
+    assert metrics["counts"]["missing"] == metrics["counts"]["malformed"] == 0
+    assert metrics["candidates"] == "annotations" and metrics["rejection_score"] >= 1
+    parts = [metrics["held_out"][flag] for flag in ("true", "false")]
+    positive = [row for row in rows if row["domain"] != "rejection"]
+    assert [part["average"]["count"] for part in parts] == [
+        sum(row["held_out"] is flag for row in positive) for flag in (True, False)
+    ]
+    assert "predictions, held out" in (folder / "OUT/table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_name": "none.png"}, "A, line 2: id 1: image I/none.png: no such file"),
+        ({"image_name": "broken.png"}, "A, line 2: id 1: image I/broken.png: cannot be read"),
+        (
+            {"candidate_boxes": [[300, 0, 320, 10]]},
+            "A, line 2: id 1: candidate_boxes: box 0: it lies outside",
+        ),
+        ({"referring": " "}, "A, line 2: id 1: referring: expected some text, got ' '"),
+        (None, "A, line 2: not valid JSON"),
+    ],
+)
+def test_bad_annotations_end_prediction_in_one_line(
+    folder: Path, script: Callable[..., tuple[int, str]], change: dict[str, Any] | None, message: str
+) -> None:
+    rows = [json.dumps(row) for row in (ANNOTATIONS[0], {**ANNOTATIONS[1], **(change or {})})]
+    (folder / "A").write_text("\n".join(rows if change else [rows[0], rows[1][:-9]]))
+    code, text = script(*PREDICT.split())
+    assert code == 1 and text.startswith("error: ") and "\n" not in text
+    assert message in text
+
+
+def test_other_folders_and_files_are_refused(folder: Path, script: Callable[..., tuple[int, str]]) -> None:
+    (folder / "DIR/config.json").write_text('{"model_type": "llava"}')
+    code, text = script(*PREDICT.split())
+    assert (code, text.split(";")[0]) == (1, "error: checkpoint DIR: its model_type is 'llava'")
+    code, text = script(*SCORE.split())
+    assert code == 1 and "No such file" in text and "predictions.jsonl" in text
+    (folder / "predictions.jsonl").write_text('{"id": 0, "extracted_predictions": [[1, 2]\n')
+    code, text = script(*SCORE.split())
+    assert (code, text.split(" (")[0]) == (1, "error: predictions.jsonl, line 1: not valid JSON")

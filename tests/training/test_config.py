@@ -79,7 +79,7 @@ def test_contradictions_and_missing_files_are_reported_together(recipe: TrainCon
         "flash attention",
         "no option 'colour'",
         "no such file: none.json",
-        "no such folder: nowhere",
+        "init_from: nowhere: no such folder",
     ):
         assert part in text
     assert error.value.missing_data
@@ -91,10 +91,10 @@ def test_a_folder_that_is_no_checkpoint_is_refused_before_loading(
     (tmp_path / "other").mkdir()
     recipe.data.train = [data["humanref"]]
     recipe.init_from = str(tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"init_from: .*other is no RexSeek checkpoint"):
+    with pytest.raises(ConfigError, match=r"init_from: .*other: it has no config\.json"):
         check_config(recipe, 4, 1)
     (tmp_path / "other" / "config.json").write_text('{"model_type": "llava"}')
-    with pytest.raises(ConfigError, match=r"init_from: .*expected model_type 'rexseek', got 'llava'"):
+    with pytest.raises(ConfigError, match=r"init_from: .*its model_type is 'llava'; expected.*'rexseek'"):
         check_config(recipe, 4, 1)
 
 

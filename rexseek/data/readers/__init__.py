@@ -19,15 +19,20 @@ READERS: dict[str, Callable] = {
     "regions": read_regions,
 }
 
-__all__ = ["READERS", "ReadReport", "option_problems"]
+__all__ = ["READERS", "ReadReport", "option_names", "option_problems"]
+
+
+def option_names(reader: str) -> list[str]:
+    """Names of a reader's options."""
+    parameters = inspect.signature(READERS[reader]).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def option_problems(reader: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with a reader's name and the names of its options, in words; empty if nothing is."""
     if reader not in READERS:
         return [f"unknown reader {reader!r}, expected one of {', '.join(sorted(READERS))}"]
-    parameters = inspect.signature(READERS[reader]).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    known = option_names(reader)
     return [
         f"reader {reader!r} has no option {name!r}, it has {', '.join(known) or 'none'}"
         for name in options

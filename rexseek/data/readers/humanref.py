@@ -82,6 +82,9 @@ def _turn(
     answers = validate_boxes_xyxy_px(row["answer_boxes"], *size, f"{where}: answer_boxes")
     if row.get("domain") == "rejection" and len(answers):
         raise ValueError(f"{where}: expected no answer_boxes in the domain rejection, got {len(answers)}")
+    held_out = row.get("held_out", False)
+    if not isinstance(held_out, bool):
+        raise ValueError(f"{where}: expected true or false as held_out, got {held_out!r}")
     indices, missed = match_answers(boxes, answers)
     if missed:
         problem = (
@@ -103,7 +106,7 @@ def _turn(
         domain=row.get("domain"),
         sub_domain=row.get("sub_domain"),
         id=str(row["id"]),
-        held_out=bool(row.get("held_out", False)),
+        held_out=held_out,
     )
 
 
