@@ -34,10 +34,12 @@ def test_overrides_reach_everywhere() -> None:
         "data.train.0.weight=2",
         "root=elsewhere",
         "engine.deepspeed=null",
+        "data.validation=[]",
     ]
     config = load_config(file, changes)
     assert config.optim.learning_rate.llm == 5e-4 and config.data.train[0].weight == 2
     assert config.data.train[0].annotations.startswith("elsewhere/") and config.engine.deepspeed is None
+    assert config.data.validation == []
 
 
 def test_unknown_keys_and_wrong_types_are_reported_together(tmp_path: Path) -> None:
