@@ -119,7 +119,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
 def draw_pictures(arguments: argparse.Namespace) -> None:
     """One sheet of test scenes with three expressions each, as the trained model answers them."""
     from rexseek import RexSeekPredictor
-    from rexseek.visualize import contact_sheet
+    from rexseek.images import load_image
+    from rexseek.visualize import contact_sheet, draw_referrals
 
     by_image: dict[str, list[dict]] = {}
     for line in (arguments.data / "test" / "annotations.jsonl").read_text().splitlines():
@@ -131,7 +132,7 @@ def draw_pictures(arguments: argparse.Namespace) -> None:
         rows = rng.sample(by_image[name], 3)
         image = arguments.data / "test" / "images" / name
         expressions, boxes = [row["referring"] for row in rows], rows[0]["candidate_boxes"]
-        pictures.append(predictor.draw(image, boxes, predictor.refer(image, boxes, expressions)))
+        pictures.append(draw_referrals(load_image(image), boxes, predictor.refer(image, boxes, expressions)))
     contact_sheet(pictures, columns=3).save(arguments.output / "referrals.png")
 
 
