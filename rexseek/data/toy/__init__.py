@@ -1,4 +1,4 @@
-"""The toy world: drawn scenes of people with exact expressions, written in the formats of the real data sets."""
+"""The toy world: drawn scenes with exact expressions, written in the formats of the real data sets."""
 
 from rexseek.data.toy.write import write_toy_dataset
 

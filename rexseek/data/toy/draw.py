@@ -302,7 +302,7 @@ def _draw_head(pen: _Pen, person: Person, y: float, radius: float) -> None:
 
 
 def _draw_arms(pen: _Pen, person: Person, scene: Scene, shoulder: float, half: float) -> None:
-    """The busy hand is on the side of `flip` (towards a partner); the other one hangs unless both are raised."""
+    """The busy hand is on the side of `flip` (towards a partner); the other hangs unless both are raised."""
     size, busy = person.height, -1 if person.flip else 1
     reach = 0.33 * size
     down = {side: (person.x + side * (half + 0.07 * size), shoulder + reach) for side in (-1, 1)}

@@ -1,4 +1,4 @@
-"""What can be said of one person, as words with a test: the building blocks of the toy world's expressions."""
+"""What can be said of one person, as words with a test: what the toy world's expressions are made of."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Referring expressions of the toy world, for HumanRef's six domains and their sub-domains (paper, section 3)."""
+"""Referring expressions of the toy world, for HumanRef's domains and sub-domains (paper, section 3)."""
 
 import random
 from dataclasses import dataclass
@@ -140,7 +140,7 @@ class Narrator:
         return index, f"the {noun} {claim.words}", claim.pairs
 
     def _inner_place(self, neighbours: bool = True) -> _Claim | None:
-        """A place in relation to another person: one side of it, or (with `neighbours`) next to it in its row."""
+        """A place in relation to another person: one side of it, or (`neighbours`) next to it in its row."""
         anchor = self._anchor()
         if anchor is None:
             return None
@@ -333,7 +333,7 @@ class Narrator:
         return self._two_stage(self._outer_place())
 
     def _say_positive_then_negative(self):
-        """`women wearing a hat but not holding a bag`; what is denied is true of somebody who fits the rest."""
+        """`women wearing a hat but not holding a bag`; the denied is true of somebody who fits the rest."""
         person = self.rng.choice(self.scene.persons)
         noun = self._noun_for(person)
         kept = frozenset(self.everyone)

@@ -26,7 +26,7 @@ HELD = ("umbrella", "balloon", "bag", "book", "flag")
 POSES = ("standing", "arms raised", "waving")
 SCENERY = ("tree", "car", "house", "lamp post", "bush")
 
-# (garment or thing, colour) pairs that never occur in training, neither drawn nor mentioned; the test has them.
+# (garment or thing, colour) pairs that are neither drawn nor mentioned in training; the test has them.
 HELD_OUT = frozenset(
     {
         ("shirt", "purple"),

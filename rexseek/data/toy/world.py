@@ -24,7 +24,7 @@ PERSON_COUNTS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
 
 @dataclass
 class Person:
-    """One person. `x`, `y` is the pixel between the feet, `height` the standing height in pixels without hat."""
+    """One person. `x`, `y` is the pixel between the feet, `height` the standing height in pixels, hatless."""
 
     kind: str
     skin: tuple[int, int, int]
