@@ -134,7 +134,7 @@ class PackedCollator:
         """
         rows = [self._row(sample) for sample in samples]
         batch = pad_rows(rows, self.processor.tokenizer.pad_token_id or 0, self.mask_dtype)
-        batch.update(self._images([sample for sample in samples if sample.image is not None]))
+        batch.update(self.images([sample for sample in samples if sample.image is not None]))
         return batch
 
     def _row(self, sample: Sample) -> dict[str, np.ndarray]:
@@ -150,7 +150,7 @@ class PackedCollator:
             row["labels"] = np.full_like(row["labels"], IGNORE_INDEX)
         return row
 
-    def _images(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    def images(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
         """Image inputs and boxes of all samples that have an image, in the order of their rows."""
         if not samples:
             return self._empty_image()

@@ -26,6 +26,7 @@ from rexseek.training.setup import find_checkpoint, fingerprint, load_sources, l
 from rexseek.training.stage import StagePlan, set_trainable
 from rexseek.training.trainer import StageTrainer, training_arguments
 from rexseek.training.validation import HeldOutLoss, detection_counts, detection_scores, own_share
+from rexseek.training.whiten import whiten_object_projector
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,9 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
         steps=optim.steps,
     )
     collator = PackedCollator(processor, config.data.max_length)
+    if config.model.whiten_object_projector:
+        pool = [sample for source in sources for sample in source.samples]
+        whiten_object_projector(model, collator, pool[: config.model.whiten_object_projector])
     held_out = None
     if held_out_sources:
         held_out_mixture = Mixture(held_out_sources, processor, limits, config.seed)
