@@ -2,8 +2,8 @@
 
     python tools/demo.py [--output runs/tiny] [--data data/toy]
 
-Everything runs through the commands a user would type (they are printed). Finished parts are not repeated:
-delete the output folder, or a stage's folder in it, to train again.
+Everything runs through the commands a user would type (they are printed). Data and stages that exist already
+are kept: delete the output folder to train again.
 """
 
 import argparse
@@ -100,13 +100,12 @@ def train_stage(stage: int, arguments: argparse.Namespace) -> None:
     run(*launch, f"train/stage{stage}.py", "--config", config, *overrides, OMP_NUM_THREADS="1")
 
 
-def _test_files(arguments: argparse.Namespace) -> tuple[str | Path, ...]:
-    return ("--annotations", arguments.data / "test" / "annotations.jsonl")
-
-
 def evaluate(arguments: argparse.Namespace) -> None:
     predictions, baseline = arguments.output / "predictions.jsonl", arguments.output / "all_persons.jsonl"
-    script, test = (sys.executable, "eval/humanref.py"), _test_files(arguments)
+    for old in arguments.output.glob(f"{predictions.name}*"):  # of a model trained before
+        old.unlink()
+    script = (sys.executable, "eval/humanref.py")
+    test = ("--annotations", arguments.data / "test" / "annotations.jsonl")
     images = ("--images", arguments.data / "test" / "images")
     checkpoint = ("--checkpoint", arguments.output / "stage4")
     run(*script, "predict", *checkpoint, *test, *images, "--output", predictions)
