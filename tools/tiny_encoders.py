@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from tiny_storage import half_precision
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import CLIPVisionConfig, CLIPVisionModel, PreTrainedTokenizerBase
@@ -81,8 +82,7 @@ PHRASES = {
 def _true_phrases(scene: Scene, index: int) -> dict[str, str]:
     """What is true of a person or thing, by kind of statement."""
     if index >= len(scene.persons):
-        thing = scene.things[index - len(scene.persons)]
-        return {"thing": f"{thing.colour} car" if thing.name == "car" else thing.name}
+        return {"thing": scene.things[index - len(scene.persons)].words}
     person: Person = scene.persons[index]
     truth = {
         "kind": person.kind,
@@ -237,9 +237,9 @@ def pretrain_encoders(
             )
     _report_accuracy(model, processor)
     standardise(model.convnext, _draw_batch(rng, processor))
-    model.clip.save_pretrained(output / "clip")
+    model.clip.save_pretrained(output / "clip", state_dict=half_precision(model.clip))
     (output / "convnext").mkdir(parents=True, exist_ok=True)
-    save_file(model.convnext.state_dict(), output / "convnext" / "model.safetensors", {"format": "pt"})
+    save_file(half_precision(model.convnext), output / "convnext" / "model.safetensors", {"format": "pt"})
 
 
 @torch.no_grad()

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -11,18 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from rexseek.data.collate import Branch
 from rexseek.data.prompts import caption_question, description_question, detection_question
 from rexseek.data.toy.conversation import caption, conversation
-from rexseek.data.toy.facts import (
-    ALL_FACTS,
-    Fact,
-    describe,
-    most_specific,
-    noun_matches,
-    usable,
-    with_article,
-)
+from rexseek.data.toy.facts import ALL_FACTS, Fact, describe, most_specific, usable, with_article
 from rexseek.data.toy.language import Narrator
 from rexseek.data.toy.world import Scene
-from rexseek.data.toy.write import CATEGORIES, category_of, thing_words
+from rexseek.data.toy.write import CATEGORIES, category_of
 from rexseek.tokens import (
     IGNORE_INDEX,
     IM_END,
@@ -34,20 +28,28 @@ from rexseek.tokens import (
 )
 
 GRID = 8  # image tokens along one side
+FACT = "fact"  # kind of a question
+_SHARES = {"attribute": 2, "position": 3, "interaction": 2, "reasoning": 3, "celebrity": 1, "rejection": 3}
+LOOK_UPS = (FACT, *_SHARES)  # kinds whose answers are objects
 _FACTS = usable(ALL_FACTS, hold_out=True)
-_CLOTHES = [fact for fact in _FACTS if fact.pair and fact.slot in ("top", "bottom")]
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A stretch of training: how many steps of how many scenes, and what is said about a scene."""
+    """A stretch of training: how many steps of how many scenes, and what is said about a scene.
+
+    Attributes:
+        form: "bare": a phrase, then indices; "grounded": a phrase, then an answer as the prompt has it;
+            "chat": question and answer in the chat format.
+        image: with image tokens.
+    """
 
     name: str
     steps: int
     scenes: int
     ask: Callable[["Teacher", Scene], Iterator[tuple[str, object, object]]]
-    chat: bool = True  # in the chat format, or as bare continuations
-    image: bool = False  # with image tokens
+    form: Literal["bare", "grounded", "chat"]
+    image: bool = False
 
 
 def with_cells(scene: Scene, masks: list[np.ndarray]) -> tuple[Scene, np.ndarray]:
@@ -73,7 +75,7 @@ def phrases_of(scene: Scene) -> list[list[str]]:
         [person.kind, *([person.name] if person.name else []), *map(_short, most_specific(person))]
         for person in scene.persons
     ]
-    return people + [[thing_words(scene, len(people) + index)] for index in range(len(scene.things))]
+    return people + [[thing.words] for thing in scene.things]
 
 
 def _short(fact: Fact) -> str:
@@ -90,11 +92,13 @@ class Teacher:
     """Makes rows of tokens, and the vectors at their feature places, from scenes."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: str) -> None:
-        self.tokenizer = tokenizer
         self.rng, self.generator = random.Random(seed), np.random.default_rng(sum(seed.encode()))
 
-    def ids(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        @lru_cache(maxsize=100_000)
+        def ids(text: str) -> list[int]:
+            return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+        self.ids = ids
 
     def row(self, scene: Scene, lesson: Lesson) -> tuple[list[int], list[Branch], list[int], list[str]]:
         """Prefix, branches, the order in which persons and things are listed, and each branch's kind."""
@@ -112,118 +116,90 @@ class Teacher:
         )
         for index in range(len(order)):
             prefix += [*self.ids(OBJECT_TOKENS[index]), OBJECT_FEATURE_TOKEN_ID]
-        branches = [self._branch(question, answer, place, lesson.chat) for _, question, answer in turns]
+        branches = [self._branch(question, answer, place, lesson.form) for _, question, answer in turns]
         return prefix, branches, order, [kind for kind, _, _ in turns]
 
-    def _branch(self, question: object, answer: object, place: dict[int, int], chat: bool) -> Branch:
-        if isinstance(question, int):  # about one object
-            question = (
-                description_question(place[question], self.generator)
-                if chat
-                else OBJECT_TOKENS[place[question]]
-            )
-        if not isinstance(answer, str):  # (phrase, objects) blocks
-            answer = render_answer([(phrase, [place[index] for index in found]) for phrase, found in answer])
-        if chat:
-            asked = self.ids(f"\n{question}{IM_END}\n{IM_START}assistant\n")
-        else:
-            asked = self.ids(f"\n{question}" if question.startswith("<") else f"\n {question}")
-            answer = answer.partition("<objects>")[2] or f" {answer}"
-        said = self.ids(f"{answer}{IM_END}")
+    def _branch(self, question: object, answer: object, place: dict[int, int], form: str) -> Branch:
+        """`question`: text, phrases to find, or the index of an object; `answer`: text or their objects."""
+        if isinstance(question, int):
+            index = place[question]
+            question = description_question(index, self.generator) if form == "chat" else OBJECT_TOKENS[index]
+        elif not isinstance(question, str):
+            phrases = list(question)
+            found = [[place[index] for index in objects] for objects in answer]
+            question = "; ".join(phrases)
+            if form == "chat":
+                question = detection_question(phrases, "mixed", self.generator)
+            answer = render_answer(list(zip(phrases, found, strict=True)))
+            if form == "bare":
+                answer = "".join(OBJECT_TOKENS[index] for index in sorted(found[0]))
+        if form == "chat":
+            question = f"{question}{IM_END}\n{IM_START}assistant\n"
+        elif not question.startswith("<"):
+            question = f" {question}"  # words in the middle of a text
+        asked, said = self.ids(f"\n{question}"), self.ids(f"{answer}{IM_END}")
         return Branch(asked + said, [IGNORE_INDEX] * len(asked) + said)
 
 
-# What the lessons ask: (kind, question or index of an object, answer or blocks) for one scene.
-
-
-def ask_bare(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
-    """Clothes of some objects, and objects of some clothes, as bare continuations."""
-    yield from _ask_clothes(teacher, scene)
-    for _ in range(9):
-        person = teacher.rng.choice(scene.persons)
-        worn = [fact for fact in _CLOTHES if fact.holds(person)]
-        if worn:
-            fact = teacher.rng.choice(worn)
-            yield "look up", _short(fact), [(_short(fact), _who(scene, fact, "person"))]
-
-
-def _ask_clothes(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
-    for index in teacher.rng.sample(range(len(scene.persons)), min(5, len(scene.persons))):
-        worn = [_short(fact) for fact in _CLOTHES if fact.holds(scene.persons[index])]
-        yield "clothes", index, ", ".join(worn) or "nothing"
-
-
-def ask_clothes(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
-    """Clothes in the chat format, and refusals."""
-    yield from _ask_clothes(teacher, scene)
-    yield from _ask_facts(teacher, scene, _CLOTHES, ("person",))
+# What the lessons ask about a scene: (kind, question, answer), see `Teacher._branch`.
 
 
 def ask_facts(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
-    """Every single fact with every noun, and full descriptions."""
-    yield from _ask_descriptions(teacher, scene, 3, range(len(scene.persons)))
-    yield from _ask_facts(teacher, scene, _FACTS, ("person", "man", "woman", "boy", "girl", "child", "adult"))
-
-
-def _ask_facts(teacher: Teacher, scene: Scene, facts: list[Fact], nouns: tuple[str, ...]):
+    """Objects of single facts, one in four facts often true of nobody; and all phrases of one object."""
     rng = teacher.rng
-    for _ in range(10):
-        true = [fact for fact in facts if fact.holds(rng.choice(scene.persons))]
-        fact = rng.choice(true or facts)
-        if rng.random() < 0.28:  # often true of nobody
-            fact = rng.choice([other for other in facts if other.slot == fact.slot])
-        noun = rng.choice(nouns) if rng.random() < 0.5 else "person"
-        text = f"{noun} {rng.choice(fact.wordings)}"
-        question = detection_question([text], "mixed", teacher.generator)
-        yield "fact", question, [(text, _who(scene, fact, noun))]
+    index = rng.randrange(len(scene.persons))
+    yield "describe", index, " " + ", ".join(phrases_of(scene)[index])
+    for _ in range(14):
+        fact = rng.choice([fact for fact in _FACTS if fact.holds(rng.choice(scene.persons))] or _FACTS)
+        if rng.random() < 0.28:
+            fact = rng.choice([other for other in _FACTS if other.slot == fact.slot])
+        holders = [index for index, person in enumerate(scene.persons) if fact.holds(person)]
+        yield FACT, [rng.choice((_short(fact), *fact.wordings))], [holders]
 
 
-def _who(scene: Scene, fact: Fact, noun: str) -> list[int]:
-    return [
-        index
-        for index, person in enumerate(scene.persons)
-        if fact.holds(person) and noun_matches(noun, person)
-    ]
+def _ask_expressions(teacher: Teacher, scene: Scene, count: int):
+    """Referring expressions of `count` domains; a domain has as many as `_SHARES` says in the long run."""
+    narrator = Narrator(scene, teacher.rng, hold_out=True)
+    domains = teacher.rng.choices(list(_SHARES), list(_SHARES.values()), k=count)
+    for domain in sorted(set(domains)):
+        for expression in narrator.expressions(domain, domains.count(domain)):
+            yield domain, [expression.text], [expression.answers]
 
 
-def _ask_descriptions(teacher: Teacher, scene: Scene, count: int, among: range):
-    for index in teacher.rng.sample(among, min(count, len(among))):
-        is_person = index < len(scene.persons)
-        text = (
-            describe(scene.persons[index], teacher.rng)
-            if is_person
-            else with_article(thing_words(scene, index))
-        )
-        yield "describe", index, text
+def _ask_description(teacher: Teacher, scene: Scene, among: range):
+    index = teacher.rng.choice(among)
+    if index < len(scene.persons):
+        return "describe", index, describe(scene.persons[index], teacher.rng)
+    return "describe", index, with_article(scene.things[index - len(scene.persons)].words)
 
 
-_SHARES = {"attribute": 2, "position": 3, "interaction": 2, "reasoning": 3, "celebrity": 1, "rejection": 3}
+def ask_expressions(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
+    """Expressions of all domains, and a description in full sentences."""
+    yield _ask_description(teacher, scene, range(len(scene.persons)))
+    yield from _ask_expressions(teacher, scene, 10)
 
 
 def ask_everything(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
     """What the four stages ask."""
-    rng, narrator = teacher.rng, Narrator(scene, teacher.rng, hold_out=True)
-    for domain, count in _SHARES.items():
-        for expression in narrator.expressions(domain, count):
-            question = detection_question([expression.text], "mixed", teacher.generator)
-            yield domain, question, [(expression.text, expression.answers)]
-    yield from _ask_descriptions(teacher, scene, 1, range(len(scene.boxes)))
-    names = rng.sample(CATEGORIES, rng.choice((1, 2, 3)))
-    found = [[i for i in range(len(scene.boxes)) if category_of(scene, i) == name] for name in names]
-    yield (
-        "detect",
-        detection_question(names, "mixed", teacher.generator),
-        list(zip(names, found, strict=True)),
-    )
-    if rng.random() < 0.3:
+    rng = teacher.rng
+    yield from _ask_expressions(teacher, scene, 5)
+    if rng.random() < 0.5:
+        yield _ask_description(teacher, scene, range(len(scene.boxes)))
+    if rng.random() < 0.4:
+        names = rng.sample(CATEGORIES, rng.choice((1, 2, 3)))
+        yield (
+            "detect",
+            names,
+            [[i for i in range(len(scene.boxes)) if category_of(scene, i) == name] for name in names],
+        )
+    if rng.random() < 0.12:
         yield "caption", caption_question(teacher.generator), caption(scene, rng)[1]
-    if rng.random() < 0.3:
+    if rng.random() < 0.12:
         yield "chat", *rng.choice(conversation(scene, rng))
 
 
 LESSONS = (
-    Lesson("bare look-ups", 400, 24, ask_bare, chat=False),
-    Lesson("clothes", 300, 12, ask_clothes),
-    Lesson("facts", 600, 12, ask_facts),
-    Lesson("everything", 1300, 6, ask_everything, image=True),
+    Lesson("facts", 1500, 24, ask_facts, "bare"),
+    Lesson("expressions", 2500, 20, ask_expressions, "grounded"),
+    Lesson("everything", 2500, 16, ask_everything, "chat", image=True),
 )

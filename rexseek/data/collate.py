@@ -82,7 +82,7 @@ def pack_row(prefix_ids: list[int], branches: Sequence[Branch]) -> dict[str, np.
 
 
 def pad_rows(
-    rows: Sequence[dict[str, np.ndarray]], pad_id: int, mask_dtype: torch.dtype
+    rows: Sequence[dict[str, np.ndarray]], pad_id: int, mask_dtype: torch.dtype, pad_to_multiple_of: int = 1
 ) -> dict[str, torch.Tensor]:
     """Pad rows of `pack_row` on the right to the longest and stack them.
 
@@ -90,11 +90,12 @@ def pad_rows(
         rows: see `pack_row`.
         pad_id: token id of padding.
         mask_dtype: of the additive mask.
+        pad_to_multiple_of: T is a multiple of this.
 
     Returns:
         input_ids, position_ids, labels int64 [B, T]; attention_mask additive [B, 1, T, T] (`branch_mask`).
     """
-    length = max(len(row["input_ids"]) for row in rows)
+    length = pad_to_multiple_of * -(-max(len(row["input_ids"]) for row in rows) // pad_to_multiple_of)
     fill = {"input_ids": pad_id, "position_ids": 0, "labels": IGNORE_INDEX, "branches": _PADDING}
     batch = {
         key: torch.from_numpy(np.stack([_padded(row[key], length, value) for row in rows]))

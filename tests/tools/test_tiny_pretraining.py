@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_encoders import CLIP_CONFIG, CONVNEXT_DEPTHS, CONVNEXT_DIMS, IMAGE_SIZE_AUX, PHRASES, standardise
 from tiny_lessons import LESSONS, Teacher, phrases_of, with_cells
-from tiny_llm import rescale
+from tiny_llm import Student, attention_loss, look_ups, rescale
 from tiny_tokenizer import train_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -118,3 +118,36 @@ def test_rescale_keeps_logits():
 
 def test_clip_grid_equals_convnext_grid():
     assert CLIP_CONFIG.image_size // CLIP_CONFIG.patch_size == IMAGE_SIZE_AUX // 32
+
+
+@pytest.fixture
+def student(tokenizer, scenes):
+    torch.manual_seed(0)
+    phrases = sorted({phrase for scene, _, _ in scenes for own in phrases_of(scene) for phrase in own})
+    student = Student(tokenizer, phrases)
+    student.compiled = student.model.model  # compiling takes longer than the test
+    return student
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_attention_is_taught_the_objects_of_each_answer(lesson, scenes, tokenizer, student):
+    batch = [with_cells(scene, masks) for scene, _, masks in scenes[:3]]
+    answers = student.answer(Teacher(tokenizer, "test"), batch, lesson)
+    first = tokenizer.convert_tokens_to_ids(OBJECT_TOKENS[0])
+    rows, places, targets = look_ups(answers, first)
+    ids, labels = answers.packed["input_ids"], answers.packed["labels"]
+    for row, place, target in zip(rows, places, targets, strict=True):
+        shown = target.nonzero()[:, 0]
+        if first <= labels[row, place + 1] < first + len(OBJECT_TOKENS):  # an index comes next: its object is among those shown
+            assert (ids[row, shown] == OBJECT_FEATURE_TOKEN_ID).all()
+            assert labels[row, place + 1] in ids[row, shown - 1]
+        elif shown.tolist() != [0]:
+            assert (ids[row, shown] == OBJECT_FEATURE_TOKEN_ID).all()
+    assert any(target.nonzero()[:, 0].tolist() == [0] for target in targets)  # some fit nobody
+    before = attention_loss(student, answers, first)
+    for _ in range(5):
+        student.learn(
+            attention_loss(student, student.answer(Teacher(tokenizer, "test"), batch, lesson), first), 3e-3
+        )
+    after = attention_loss(student, student.answer(Teacher(tokenizer, "test"), batch, lesson), first)
+    assert after < 0.9 * before

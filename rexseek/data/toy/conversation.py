@@ -29,7 +29,7 @@ def caption(scene: Scene, rng: random.Random) -> tuple[str, str]:
     question = rng.choice(("Describe this image.", "What is in this image?", "Please describe the picture."))
     people = len(scene.persons)
     sentences = [f"There are {_NUMBERS[people]} people in the picture."]
-    things = [f"{thing.colour} car" if thing.name == "car" else thing.name for thing in scene.things]
+    things = [thing.words for thing in scene.things]
     if things:
         sentences.append(f"There is {' and '.join(with_article(thing) for thing in sorted(things))}.")
     for place, person in _one_per_third(scene, rng):

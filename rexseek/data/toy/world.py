@@ -66,6 +66,11 @@ class Thing:
     row: int
     colour: str = "red"
 
+    @property
+    def words(self) -> str:
+        """`red car`; anything else is just its name."""
+        return f"{self.colour} car" if self.name == "car" else self.name
+
 
 @dataclass
 class Scene:

@@ -172,7 +172,7 @@ class _Writer:
     def _description(self, scene: Scene, index: int) -> str:
         if index < len(scene.persons):
             return describe(scene.persons[index], self.rng)
-        return with_article(thing_words(scene, index))
+        return with_article(scene.things[index - len(scene.persons)].words)
 
     def finish(self) -> None:
         categories = [{"id": number, "name": name} for number, name in enumerate(CATEGORIES, 1)]
@@ -196,11 +196,6 @@ def _encode(mask: np.ndarray) -> dict:
 def category_of(scene: Scene, index: int) -> str:
     people = len(scene.persons)
     return scene.persons[index].kind if index < people else scene.things[index - people].name
-
-
-def thing_words(scene: Scene, index: int) -> str:
-    thing = scene.things[index - len(scene.persons)]
-    return f"{thing.colour} car" if thing.name == "car" else thing.name
 
 
 def _llava_row(image: str | None, exchanges: list[tuple[str, str]], row_id: str | None = None) -> dict:
