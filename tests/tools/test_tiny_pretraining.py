@@ -138,7 +138,7 @@ def test_attention_is_taught_the_objects_of_each_answer(lesson, scenes, tokenize
     ids, labels = answers.packed["input_ids"], answers.packed["labels"]
     for row, place, target in zip(rows, places, targets, strict=True):
         shown = target.nonzero()[:, 0]
-        if first <= labels[row, place + 1] < first + len(OBJECT_TOKENS):  # an index comes next: its object is among those shown
+        if first <= labels[row, place + 1] < first + len(OBJECT_TOKENS):  # an index is next
             assert (ids[row, shown] == OBJECT_FEATURE_TOKEN_ID).all()
             assert labels[row, place + 1] in ids[row, shown - 1]
         elif shown.tolist() != [0]:
