@@ -29,7 +29,7 @@ from rexseek.tokens import (
 
 GRID = 8  # image tokens along one side
 FACT = "fact"  # kind of a question
-_SHARES = {"attribute": 2, "position": 3, "interaction": 2, "reasoning": 3, "celebrity": 1, "rejection": 3}
+_SHARES = {"attribute": 3, "position": 4, "interaction": 2, "reasoning": 3, "celebrity": 1, "rejection": 3}
 LOOK_UPS = (FACT, *_SHARES)  # kinds whose answers are objects
 _FACTS = usable(ALL_FACTS, hold_out=True)
 
@@ -200,6 +200,6 @@ def ask_everything(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object
 
 LESSONS = (
     Lesson("facts", 1500, 24, ask_facts, "bare"),
-    Lesson("expressions", 2500, 20, ask_expressions, "grounded"),
+    Lesson("expressions", 3000, 20, ask_expressions, "grounded"),
     Lesson("everything", 2500, 16, ask_everything, "chat", image=True),
 )
