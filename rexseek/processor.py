@@ -2,12 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoProcessor, BatchFeature, PreTrainedTokenizerBase, ProcessorMixin
+from transformers import (
+    AutoProcessor,
+    AutoTokenizer,
+    BatchFeature,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+)
+from transformers.utils import PROCESSOR_NAME, cached_file
 
 from rexseek.boxes import BoxArray, boxes_to_square, letterbox_padding, validate_boxes_xyxy_px
 from rexseek.config import RexSeekConfig
@@ -26,6 +33,7 @@ from rexseek.tokens import (
 
 _MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)  # CLIP's
 _STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
+_WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _PADDING_COLOUR = (122, 116, 104)  # CLIP's mean, truncated as in the released code
 
 
@@ -62,9 +70,43 @@ class RexSeekProcessor(ProcessorMixin):
         self.num_image_tokens = num_image_tokens
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> "RexSeekProcessor":
+        """Load the processor of a checkpoint, ours or released; arguments as in transformers.
+
+        A released checkpoint has no processor: its tokenizer gets the tokens that it lacks, and sizes come
+        from its `config.json`.
+
+        Raises:
+            OSError: files that are missing or cannot be read.
+            ValueError: the config of another model, or a token table too short for the tokenizer.
+        """
+        where = {name: kwargs[name] for name in _WHERE if name in kwargs}
+        own = cached_file(
+            pretrained_model_name_or_path,
+            PROCESSOR_NAME,
+            _raise_exceptions_for_missing_entries=False,
+            **where,
+        )
+        if own is not None:
+            return super().from_pretrained(pretrained_model_name_or_path, **kwargs)
+        config = RexSeekConfig.from_pretrained(pretrained_model_name_or_path, **where)
+        return cls.from_tokenizer(
+            AutoTokenizer.from_pretrained(pretrained_model_name_or_path, **where), config
+        )
+
+    @classmethod
     def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase, config: RexSeekConfig) -> "RexSeekProcessor":
-        """Build from an LLM's tokenizer, a copy of which gets the tokens that it lacks, in released order."""
+        """Build from an LLM's tokenizer, a copy of which gets the tokens that it lacks, in released order.
+
+        Raises:
+            ValueError: the language model's token table is too short for them.
+        """
         tokenizer = with_required_tokens(tokenizer)
+        last, rows = max(tokenizer.get_vocab().values()), config.text_config.vocab_size
+        if last >= rows:
+            raise ValueError(
+                f"the tokenizer has ids up to {last}, but the model's token table only {rows} rows"
+            )
         return cls(tokenizer, config.image_size, config.image_size_aux, config.num_image_tokens)
 
     def load_image(self, image: ImageInput) -> Image.Image:
