@@ -144,15 +144,12 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             image tokens [I, P, D] and object tokens [sum O, D].
 
         Raises:
-            ValueError: boxes that are not float32 (half precision loses pixels), or counts that do not fit.
+            ValueError: boxes that are not float32 (half precision loses pixels), not [sum O, 4] or not
+                finite, or counts that do not fit. Inverted boxes and boxes outside are computed as the
+                released code does; the processor refuses them.
         """
         counts = num_objects.tolist()
-        if object_boxes.dtype != torch.float32:
-            raise ValueError(f"object_boxes must be float32, got {object_boxes.dtype}")
-        if len(counts) != len(pixel_values) or sum(counts) != len(object_boxes):
-            raise ValueError(
-                f"num_objects {counts} does not fit {len(pixel_values)} images and {len(object_boxes)} boxes"
-            )
+        _check_boxes(object_boxes, counts, len(pixel_values))
         dtype = self.image_projector[0].weight.dtype
         patches = clip_patches(self.vision_tower, pixel_values.to(dtype), self.config.num_vision_layers)
         levels = self.vision_tower_aux(pixel_values_aux.to(dtype))
@@ -266,6 +263,23 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             for name in _IMAGE_INPUTS:
                 inputs.pop(name, None)
         return inputs
+
+
+def _check_boxes(object_boxes: Tensor, counts: list[int], num_images: int) -> None:
+    if object_boxes.dtype != torch.float32:
+        raise ValueError(f"object_boxes must be float32, got {object_boxes.dtype}")
+    if object_boxes.ndim != 2 or object_boxes.shape[1] != 4:
+        raise ValueError(
+            f"object_boxes: expected shape [sum of num_objects, 4], got {list(object_boxes.shape)}"
+        )
+    if len(counts) != num_images or sum(counts) != len(object_boxes):
+        raise ValueError(
+            f"num_objects {counts} does not fit {num_images} images and {len(object_boxes)} boxes"
+        )
+    finite = object_boxes.isfinite().all(dim=1)
+    if not finite.all():
+        index = int((~finite).nonzero()[0])
+        raise ValueError(f"object_boxes: box {index} is not finite, got {object_boxes[index].tolist()}")
 
 
 AutoConfig.register(RexSeekConfig.model_type, RexSeekConfig)
