@@ -33,6 +33,8 @@ from rexseek.tokens import (
 
 _MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)  # CLIP's
 _STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
+_SCALED = (np.arange(256) / 255).astype(np.float32)
+_NORMALISED = (_SCALED[None] - _MEAN[:, None]) / _STD[:, None]  # [3, 256]: of each channel, by 8-bit value
 _WHERE = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 _PADDING_COLOUR = (122, 116, 104)  # CLIP's mean, truncated as in the released code
 
@@ -120,14 +122,11 @@ class RexSeekProcessor(ProcessorMixin):
             `pixel_values_aux` float32 [3, S, S] for ConvNeXt, and `pixel_values` [3, s, s] for CLIP, which is
             a bilinear resize of the former (without antialias, as released).
         """
-        side, pad_left, pad_top = letterbox_padding(*image.size)
-        if image.width != image.height:
-            square = Image.new("RGB", (side, side), _PADDING_COLOUR)
-            square.paste(image, (pad_left, pad_top))
-            image = square
-        image = image.resize((self.image_size_aux, self.image_size_aux), Image.Resampling.BICUBIC)
-        scaled = (np.asarray(image).astype(np.float64) / 255).astype(np.float32)  # [S, S, 3]
-        aux = torch.from_numpy(np.ascontiguousarray(((scaled - _MEAN) / _STD).transpose(2, 0, 1)))
+        image = letterbox(image, self.image_size_aux)
+        normalised = np.empty((3, self.image_size_aux, self.image_size_aux), dtype=np.float32)
+        for values, channel, out in zip(_NORMALISED, image.split(), normalised, strict=True):
+            np.take(values, np.asarray(channel), out=out, mode="clip")  # 8 bits never need clipping: quicker
+        aux = torch.from_numpy(normalised)
         size = (self.image_size, self.image_size)
         small = torch.nn.functional.interpolate(aux[None], size, mode="bilinear", align_corners=False)
         return {"pixel_values": small[0], "pixel_values_aux": aux}
@@ -245,6 +244,22 @@ class RexSeekProcessor(ProcessorMixin):
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def letterbox(image: Image.Image, size: int) -> Image.Image:
+    """Pad an RGB image to a centred square with the mean colour, and resize that to `size` pixels, bicubic.
+
+    Pillow resizes in two passes, along rows and then along columns, with 8 bits between them. Rows of padding
+    come through the first pass unchanged, so they are added behind it: the same pixels in less time.
+    """
+    side, pad_left, pad_top = letterbox_padding(*image.size)
+    width = side
+    if image.width == side:
+        width = size
+        image = image.resize((width, image.height), Image.Resampling.BICUBIC)
+    square = Image.new("RGB", (width, side), _PADDING_COLOUR)
+    square.paste(image, (pad_left, pad_top))
+    return square.resize((size, size), Image.Resampling.BICUBIC)
 
 
 def load_processor(folder: Path) -> RexSeekProcessor:
