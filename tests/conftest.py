@@ -1,5 +1,8 @@
 """Fixtures shared by all tests: a tiny random model and its processor, offline, on the CPU."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
@@ -9,6 +12,15 @@ from rexseek.config import RexSeekConfig
 from rexseek.model import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import IM_END, IM_START
+
+ORACLE_DATA = Path(__file__).parent / "data" / "oracle_model"  # a few cases of small encoders
+
+
+def oracle_folder() -> Path | None:
+    """All numbers of the released implementation, or None where they are not at hand."""
+    default = Path(__file__).parents[2] / "shared" / "oracles"
+    folder = Path(os.environ.get("REXSEEK_ORACLES", default)) / "model"
+    return folder if folder.is_dir() else None
 
 
 def make_tiny_tokenizer() -> Qwen2Tokenizer:

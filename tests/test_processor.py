@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor
 
-from rexseek.processor import RexSeekProcessor
+from rexseek.processor import RexSeekProcessor, letterbox
 from rexseek.tokens import (
     ADDED_TOKENS,
     IMAGE_TOKEN_ID,
@@ -94,6 +94,29 @@ def test_image_inputs_letterbox(tiny_processor):
     assert aux[:, :60].abs().max() < 0.02  # padded with the mean colour, truncated to whole numbers
     assert aux[:, 70:186].min() > 1.9
     assert aux[:, 196:].abs().max() < 0.02
+
+
+@pytest.mark.parametrize(
+    "size", [(200, 100), (101, 256), (61, 97), (97, 97), (1000, 333), (3, 400), (400, 1)]
+)
+def test_letterbox_is_padding_and_then_one_resize(size):
+    """Padding rows that are added between Pillow's two passes change no pixel."""
+    width, height = size
+    image, side = make_image(width, height), max(size)
+    square = Image.new("RGB", (side, side), (122, 116, 104))
+    square.paste(image, ((side - width) // 2, (side - height) // 2))
+    expected = square.resize((256, 256), Image.Resampling.BICUBIC)
+    assert np.array_equal(np.asarray(letterbox(image, 256)), np.asarray(expected))
+
+
+def test_normalised_values_are_those_of_the_released_order_of_operations(tiny_processor):
+    """Every 8-bit value: x 1/255 in float64, then minus the mean, divided by the deviation in float32."""
+    grey = Image.fromarray(np.arange(256, dtype=np.uint8).repeat(256).reshape(256, 256)).convert("RGB")
+    aux = tiny_processor.image_inputs(grey)["pixel_values_aux"][:, :, 0].numpy()
+    scaled = (np.arange(256).astype(np.float64) * (1 / 255)).astype(np.float32)
+    mean = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
+    deviation = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
+    assert np.array_equal(aux, (scaled[None] - mean[:, None]) / deviation[:, None])
 
 
 def test_batch(tiny_processor):

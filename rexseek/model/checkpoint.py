@@ -1,4 +1,4 @@
-"""Checkpoint folders, the released checkpoint's names, and a new model from pretrained parts."""
+"""Checkpoint folders, and a new model from pretrained parts."""
 
 import json
 import re
@@ -16,20 +16,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from rexseek.config import RexSeekConfig
+from rexseek.config import RELEASED_MODEL_TYPE, RexSeekConfig
 from rexseek.model.modeling import Projector, RexSeekForConditionalGeneration
 from rexseek.model.vision import ConvNextTower
 from rexseek.tokens import IM_END, with_required_tokens
 
-_RELEASED_PREFIXES = {  # released -> ours
-    "vision_tower.vision_tower.vision_model.": "vision_tower.",
-    "vision_tower_aux.vision_stem.": "vision_tower_aux.stem.",
-    "vision_tower_aux.vision_stages.": "vision_tower_aux.stages.",
-    "mm_projector.": "image_projector.",
-    "mm_object_projector.": "object_projector.",
-    "model.": "language_model.model.",
-    "lm_head.": "language_model.lm_head.",
-}
 _OPEN_CLIP_TRUNK = "visual.trunk."
 
 
@@ -45,7 +36,7 @@ def checkpoint_problem(folder: Path) -> str | None:
         model_type = json.loads(config.read_text(encoding="utf-8"))["model_type"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         return f"config.json is unreadable ({error!r}); {expected}"
-    if model_type != RexSeekConfig.model_type:
+    if model_type not in (RexSeekConfig.model_type, RELEASED_MODEL_TYPE):
         return f"its model_type is {model_type!r}; {expected}"
     if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
         return f"it has no model.safetensors; {expected}"
@@ -64,44 +55,11 @@ def load_model(
     if problem is not None:
         raise ValueError(f"checkpoint {folder}: {problem}")
     try:
-        model, report = RexSeekForConditionalGeneration.from_pretrained(
-            folder,
-            dtype=dtype,
-            attn_implementation=attn_implementation,
-            use_safetensors=True,
-            output_loading_info=True,
+        return RexSeekForConditionalGeneration.from_pretrained(
+            folder, dtype=dtype, attn_implementation=attn_implementation, use_safetensors=True
         )
     except (OSError, RuntimeError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ValueError(f"checkpoint {folder}: cannot be loaded ({error})") from error
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
-        raise ValueError(f"checkpoint {folder}: {len(missing)} weights are missing, such as {missing[0]!r}")
-    return model
-
-
-def from_released(name: str) -> str:
-    """Our name of a tensor of the released checkpoint (`rexseek_qwen`).
-
-    Raises:
-        ValueError: no tensor of the released model has this name.
-    """
-    for released, ours in _RELEASED_PREFIXES.items():
-        if name.startswith(released):
-            renamed = ours + name.removeprefix(released)
-            return re.sub(r"\.ramma$", ".gamma", renamed)  # ConvNeXt's layer scale
-    raise ValueError(f"not a tensor of the released model: {name!r}")
-
-
-def to_released(name: str) -> str:
-    """The released checkpoint's name of one of our tensors; the inverse of `from_released`.
-
-    Raises:
-        ValueError: our model has no such tensor.
-    """
-    for released, ours in _RELEASED_PREFIXES.items():
-        if name.startswith(ours):
-            return released + re.sub(r"\.gamma$", ".ramma", name.removeprefix(ours))
-    raise ValueError(f"not a tensor of a RexSeek model: {name!r}")
 
 
 def initial_model(

@@ -22,8 +22,9 @@ from transformers import (
 from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from rexseek.config import RexSeekConfig
+from rexseek.config import ReleasedConfig, RexSeekConfig
 from rexseek.model.object_tokens import object_features
+from rexseek.model.released import IGNORED, KEY_MAPPING, require_complete
 from rexseek.model.vision import ConvNextTower, clip_patches, idle_clip_parameters, image_features
 from rexseek.tokens import IMAGE_TOKEN_ID, OBJECT_FEATURE_TOKEN_ID
 
@@ -56,6 +57,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar[list[str]] = ["ConvNeXtBlock"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["cache"]
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = list(IGNORED)
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -69,6 +71,33 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         self.object_projector = Projector(config.object_feature_size, width)
         self.language_model = AutoModelForCausalLM.from_config(config.text_config)
         self.post_init()
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any
+    ) -> "RexSeekForConditionalGeneration":
+        """Load a checkpoint of ours or a released one (`model_type: rexseek_qwen`), without remote code.
+
+        Arguments and result are those of transformers, which however only warns of an incomplete checkpoint.
+
+        Raises:
+            ValueError: the checkpoint of another model, or one whose tensors are not the model's, by name.
+            OSError: files that are missing or cannot be read.
+        """
+        with_report = kwargs.pop("output_loading_info", False)
+        allow_other_shapes = kwargs.pop("ignore_mismatched_sizes", False)
+        key_mapping = {**KEY_MAPPING, **(kwargs.pop("key_mapping", None) or {})}
+        model, report = super().from_pretrained(
+            pretrained_model_name_or_path,
+            *model_args,
+            key_mapping=key_mapping,
+            ignore_mismatched_sizes=True,  # transformers' own error does not name them; ours does
+            output_loading_info=True,
+            **kwargs,
+        )
+        require_complete(report, pretrained_model_name_or_path, allow_other_shapes)
+        model._weight_conversions = None  # else transformers would save with the names it was loaded with
+        return (model, report) if with_report else model
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -115,15 +144,12 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             image tokens [I, P, D] and object tokens [sum O, D].
 
         Raises:
-            ValueError: boxes that are not float32 (half precision loses pixels), or counts that do not fit.
+            ValueError: boxes that are not float32 (half precision loses pixels), not [sum O, 4] or not
+                finite, or counts that do not fit. Inverted boxes and boxes outside are computed as the
+                released code does; the processor refuses them.
         """
         counts = num_objects.tolist()
-        if object_boxes.dtype != torch.float32:
-            raise ValueError(f"object_boxes must be float32, got {object_boxes.dtype}")
-        if len(counts) != len(pixel_values) or sum(counts) != len(object_boxes):
-            raise ValueError(
-                f"num_objects {counts} does not fit {len(pixel_values)} images and {len(object_boxes)} boxes"
-            )
+        _check_boxes(object_boxes, counts, len(pixel_values))
         dtype = self.image_projector[0].weight.dtype
         patches = clip_patches(self.vision_tower, pixel_values.to(dtype), self.config.num_vision_layers)
         levels = self.vision_tower_aux(pixel_values_aux.to(dtype))
@@ -239,5 +265,23 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         return inputs
 
 
+def _check_boxes(object_boxes: Tensor, counts: list[int], num_images: int) -> None:
+    if object_boxes.dtype != torch.float32:
+        raise ValueError(f"object_boxes must be float32, got {object_boxes.dtype}")
+    if object_boxes.ndim != 2 or object_boxes.shape[1] != 4:
+        raise ValueError(
+            f"object_boxes: expected shape [sum of num_objects, 4], got {list(object_boxes.shape)}"
+        )
+    if len(counts) != num_images or sum(counts) != len(object_boxes):
+        raise ValueError(
+            f"num_objects {counts} does not fit {num_images} images and {len(object_boxes)} boxes"
+        )
+    finite = object_boxes.isfinite().all(dim=1)
+    if not finite.all():
+        index = int((~finite).nonzero()[0])
+        raise ValueError(f"object_boxes: box {index} is not finite, got {object_boxes[index].tolist()}")
+
+
 AutoConfig.register(RexSeekConfig.model_type, RexSeekConfig)
+AutoConfig.register(ReleasedConfig.model_type, ReleasedConfig)
 AutoModelForImageTextToText.register(RexSeekConfig, RexSeekForConditionalGeneration)

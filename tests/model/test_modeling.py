@@ -135,7 +135,7 @@ def test_another_untied_language_model(tiny_config, batch, tmp_path):
 
 def test_config_of_another_model_is_refused(tmp_path):
     LlamaConfig().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="expected model_type 'rexseek', got 'llama'"):
+    with pytest.raises(ValueError, match="expected model_type 'rexseek' or 'rexseek_qwen', got 'llama'"):
         RexSeekForConditionalGeneration.from_pretrained(tmp_path)
 
 
