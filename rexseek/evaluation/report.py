@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rexseek.evaluation.files import markdown_table
+
 DOMAINS = ("attribute", "position", "interaction", "reasoning", "celebrity")
 COLUMNS = (*DOMAINS, "average")
 ANSWER_COUNTS = ("1", "2", "3+")
@@ -22,12 +24,12 @@ def markdown_report(results: Mapping[str, Result]) -> str:
     Args:
         results: by model name, the content of its `metrics.json`.
     """
-    parts = ["# HumanRef", _origin(results), _markdown(*domain_table(results)), _sizes(results)]
+    parts = ["# HumanRef", _origin(results), markdown_table(*domain_table(results)), _sizes(results)]
     held_out = {name: result for name, result in results.items() if "held_out" in result}
     if held_out:
-        parts += ["## Held-out combinations", _markdown(*domain_table(split_held_out(held_out)))]
+        parts += ["## Held-out combinations", markdown_table(*domain_table(split_held_out(held_out)))]
         parts.append(_sizes(split_held_out(held_out)))
-    parts += ["## By number of answers", _markdown(*answer_table(results))]
+    parts += ["## By number of answers", markdown_table(*answer_table(results))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -147,12 +149,6 @@ def _sizes(results: Mapping[str, Result]) -> str:
         rejection = f"rejection {result['rejection_score']} of {result['rejection_total']} right"
         lines.append(f"- n, {name}: {', '.join([*counts, f'average {average}', rejection])}")
     return "\n".join(lines)
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
-    rule = ["---", *(["---:"] * (len(header) - 1))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (escaped[0], rule, *escaped[1:]))
 
 
 def _console(title: str, first: str) -> Table:

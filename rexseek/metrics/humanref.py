@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rexseek.metrics.humanref_protocols import PROTOCOLS, REJECTION, HumanRefProtocol, RowError, is_box
+from rexseek.metrics.humanref_protocols import PROTOCOLS, REJECTION, HumanRefProtocol, is_box
 from rexseek.metrics.matching import Mask, PointError, box_overlaps
+from rexseek.metrics.rows import Row, RowError
 
-Row = Mapping[str, Any]
 Block = dict[str, Any]
 
 

@@ -10,7 +10,7 @@ exact decimal thresholds and gives an empty answer precision 0.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,24 +24,10 @@ from rexseek.metrics.matching import (
     maximum_matches,
     point_overlaps,
 )
+from rexseek.metrics.rows import Row, RowError, require
 
-Row = Mapping[str, Any]
 REJECTION = "rejection"
 STATUSES = ("found", "rejected", "malformed")
-
-
-class RowError(ValueError):
-    """A row that cannot be scored.
-
-    Attributes:
-        kind: "annotation" or "prediction".
-        index: the row's position in its sequence, from 0.
-        reason: what was got and what was expected.
-    """
-
-    def __init__(self, kind: str, index: int, row: Row, reason: str) -> None:
-        super().__init__(f"{kind} {index + 1} (id {row.get('id')!r}): {reason}")
-        self.kind, self.index, self.reason = kind, index, f"id {row.get('id')!r}: {reason}"
 
 
 @dataclass(frozen=True)
@@ -85,15 +71,9 @@ def _official_check(annotations: Sequence[Row], predictions: Sequence[Row]) -> N
         ("prediction", predictions, ("id", "extracted_predictions")),
     ):
         for index, row in enumerate(rows):
-            _require(kind, index, row, keys)
+            require(kind, index, row, keys)
             if isinstance(row["id"], list | dict):
                 raise RowError(kind, index, row, "expected a string or a number as id")
-
-
-def _require(kind: str, index: int, row: Row, keys: Iterable[str]) -> None:
-    for key in keys:
-        if key not in row:
-            raise RowError(kind, index, row, f"has no {key!r}")
 
 
 def _official_is_point(predictions: Sequence[Row]) -> bool:
@@ -157,7 +137,7 @@ def _strict_check(annotations: Sequence[Row], predictions: Sequence[Row]) -> Non
 def _strict_ids(kind: str, rows: Sequence[Row], keys: Sequence[str]) -> set[int | str]:
     ids: set[int | str] = set()
     for index, row in enumerate(rows):
-        _require(kind, index, row, ("id", *keys))
+        require(kind, index, row, ("id", *keys))
         if not isinstance(row["id"], int | str) or isinstance(row["id"], bool):
             raise RowError(kind, index, row, "expected an integer or a string as id")
         if row["id"] in ids:

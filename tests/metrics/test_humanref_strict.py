@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rexseek.metrics.humanref import density_f1, score
-from rexseek.metrics.humanref_protocols import RowError
+from rexseek.metrics.rows import RowError
 
 BOXES = [[0, 0, 20, 10], [100, 0, 120, 10], [200, 0, 220, 10]]
 
