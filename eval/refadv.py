@@ -10,7 +10,7 @@ app = new_app(__doc__)
 
 @app.command()
 def predict(checkpoint: Required, annotations: Required, images: Required, output: Required) -> None:
-    """Let a checkpoint choose among the candidates of the annotations; continues what an earlier call began."""
+    """Let a checkpoint choose among the annotations' candidates; continues what an earlier call began."""
     predict_refadv(RexSeekPredictor.from_pretrained(checkpoint), checkpoint, annotations, images, output)
 
 

@@ -28,14 +28,14 @@ def test_official_equals_the_released_parser(case: dict[str, Any]) -> None:
     assert answer.parse_error == case["parse_error"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+ODD = ("infinity is clipped", "NaN survives")
+FINITE = [case for case in CASES if case["boxes"] and case["name"] not in ODD]
+    case for case in CASES if case["boxes"] and "nan" not in case["boxes"][0] and "Inf" not in case["text"]
+]
+
+
+@pytest.mark.parametrize("case", FINITE, ids=lambda case: case["name"])
 def test_tolerant_agrees_where_official_reads_a_box(case: dict[str, Any]) -> None:
-    if (
-        case["crash"] is not None
-        or not case["boxes"]
-        or case["name"] in ("infinity is clipped", "NaN survives")
-    ):
-        pytest.skip("official reads no finite box here")
     answer = parse_answer(case["text"], case["width"], case["height"], case["format"], "tolerant")
     assert [list(box) for box in answer.boxes_xyxy_px] == case["boxes"]
 
