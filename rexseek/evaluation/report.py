@@ -1,6 +1,6 @@
 """Tables of HumanRef results in the layout of the paper's Table 4; several models are several rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +30,10 @@ def markdown_report(results: Mapping[str, Result]) -> str:
         parts += ["## Held-out combinations", markdown_table(*domain_table(split_held_out(held_out)))]
         parts.append(_sizes(split_held_out(held_out)))
     parts += ["## By number of answers", markdown_table(*answer_table(results))]
+    parts += ["## Confidence", "95 % bootstrap intervals.", markdown_table(*interval_table(results))]
+    masks = {name: result for name, result in results.items() if "masks" in result}
+    if masks:
+        parts += ["## Masks", markdown_table(*mask_table(masks))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -85,6 +89,36 @@ def answer_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[st
             row += [*_cells(block), str(block["count"] if block else 0)]
         rows.append(row)
     return header, rows
+
+
+def interval_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: the average figures and the rate of rejections with their intervals."""
+    rows = []
+    for name, result in results.items():
+        average, intervals = result["average"], result["intervals"]
+        cells = [ABSENT] * len(FIGURES)
+        if average is not None:
+            suffix = "" if average["is_point"] else "_mean"
+            keys = [figure + suffix for figure in FIGURES.values()]
+            cells = [_with_interval(_percent(average[key]), intervals["average"][key]) for key in keys]
+        rows.append(
+            [_label(name, result), *cells, _with_interval(_rejection(result), intervals["rejection"])]
+        )
+    return ["Method", *(f"Average {short}" for short in FIGURES), "Rejection"], rows
+
+
+def _with_interval(value: str, interval: Sequence[float] | None) -> str:
+    return value if interval is None else f"{value} [{_percent(interval[0])}, {_percent(interval[1])}]"
+
+
+def mask_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: gIoU (mean over items) and cIoU (over all pixels) of predicted masks, on average."""
+    blocks = {name: result["masks"]["average"] for name, result in results.items()}
+    rows = [
+        [name, _percent(block["giou"]), _percent(block["ciou"]), str(block["count"])]
+        for name, block in blocks.items()
+    ]
+    return ["Method", "gIoU", "cIoU", "n"], rows
 
 
 def split_held_out(results: Mapping[str, Result]) -> dict[str, Result]:

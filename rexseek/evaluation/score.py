@@ -68,6 +68,7 @@ def score_file(
         "predictions_sha256": file_sha256(predictions),
         "candidates": candidates or _recorded_candidates(predictions),
         **result.to_dict(),
+        "intervals": result.intervals(),
     }
 
 

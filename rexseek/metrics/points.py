@@ -46,12 +46,10 @@ def count_point_matches(
     Raises:
         LookError: (a ValueError) an item has both masks and points, and one of them is none.
     """
-    matches = [
-        _count_chunk(
-            start, segmentations[start : start + _CHUNK], points_xy[start : start + _CHUNK], match, lazy
-        )
-        for start in range(0, len(segmentations), _CHUNK)
-    ]
+    matches = []
+    for start in range(0, len(segmentations), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        matches.append(_count_chunk(start, segmentations[part], points_xy[part], match, lazy))
     return np.concatenate([np.zeros(0, dtype=int), *matches])
 
 
@@ -72,11 +70,9 @@ def _count_chunk(
     wrong = ~(runs.valid[mask] & usable[point])
     for index in np.unique(item[wrong]):
         seen = item == index
-        pair = (
-            _first_look(mask[seen], point[seen], hits[seen], wrong[seen])
-            if lazy
-            else int(wrong[seen].argmax())
-        )
+        pair: int | None = int(wrong[seen].argmax())
+        if lazy:
+            pair = _first_look(mask[seen], point[seen], hits[seen], wrong[seen])
         if pair is not None:
             error = masks[mask[seen][pair]], points[point[seen][pair]]
             raise _look_error(start + int(index), *error)

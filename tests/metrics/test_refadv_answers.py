@@ -30,8 +30,6 @@ def test_official_equals_the_released_parser(case: dict[str, Any]) -> None:
 
 ODD = ("infinity is clipped", "NaN survives")
 FINITE = [case for case in CASES if case["boxes"] and case["name"] not in ODD]
-    case for case in CASES if case["boxes"] and "nan" not in case["boxes"][0] and "Inf" not in case["text"]
-]
 
 
 @pytest.mark.parametrize("case", FINITE, ids=lambda case: case["name"])
