@@ -12,6 +12,7 @@ from rexseek.evaluation.files import markdown_table
 DOMAINS = ("attribute", "position", "interaction", "reasoning", "celebrity")
 COLUMNS = (*DOMAINS, "average")
 ANSWER_COUNTS = ("1", "2", "3+")
+BOX_COUNTS = ("1", "2-5", "6-10", ">10")  # the released script's
 FIGURES = {"R": "recall", "P": "precision", "DF1": "density_f1"}
 ABSENT = "-"
 
@@ -30,6 +31,7 @@ def markdown_report(results: Mapping[str, Result]) -> str:
         parts += ["## Held-out combinations", markdown_table(*domain_table(split_held_out(held_out)))]
         parts.append(_sizes(split_held_out(held_out)))
     parts += ["## By number of answers", markdown_table(*answer_table(results))]
+    parts.append(markdown_table(*answer_table(results, "box_count", BOX_COUNTS)))
     parts += ["## Confidence", "95 % bootstrap intervals.", markdown_table(*interval_table(results))]
     masks = {name: result for name, result in results.items() if "masks" in result}
     if masks:
@@ -76,16 +78,19 @@ def domain_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[st
     return [*header, "Rejection"], rows
 
 
-def answer_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: the same figures for expressions with 1, 2, and 3 or more answers, and their n."""
+def answer_table(
+    results: Mapping[str, Result], blocks: str = "answer_count", bins: Sequence[str] = ANSWER_COUNTS
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: the same figures for expressions with 1, 2, and 3 or more answers, and their n; or,
+    from other blocks, for other numbers of answers."""
     header = ["Method"]
-    for count in ANSWER_COUNTS:
+    for count in bins:
         header += [f"{count} answer{'s' if count != '1' else ''} R", "P", "DF1", "n"]
     rows = []
     for name, result in results.items():
         row = [_label(name, result)]
-        for count in ANSWER_COUNTS:
-            block = result["answer_count"].get(count)
+        for count in bins:
+            block = result[blocks].get(count)
             row += [*_cells(block), str(block["count"] if block else 0)]
         rows.append(row)
     return header, rows
@@ -101,9 +106,8 @@ def interval_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[
             suffix = "" if average["is_point"] else "_mean"
             keys = [figure + suffix for figure in FIGURES.values()]
             cells = [_with_interval(_percent(average[key]), intervals["average"][key]) for key in keys]
-        rows.append(
-            [_label(name, result), *cells, _with_interval(_rejection(result), intervals["rejection"])]
-        )
+        rejection = _with_interval(_rejection(result), intervals["rejection"])
+        rows.append([_label(name, result), *cells, rejection])
     return ["Method", *(f"Average {short}" for short in FIGURES), "Rejection"], rows
 
 
