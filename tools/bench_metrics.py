@@ -37,37 +37,29 @@ def plain_average(annotations: Sequence[Row], predictions: Sequence[Row], is_poi
         if row["domain"] == "rejection":
             continue
         guesses = answers_of.get(row["id"], [])
-        guesses = [] if guesses == [[]] and not is_point else guesses
-        answers, persons = row["answer_boxes"], len(row["candidate_boxes"])
         if is_point:
             matched = plain_point_matches(row["answer_segmentations"], guesses)
-            precision = matched / len(guesses) if guesses else 1.0
-            samples.append(
-                plain_figures(matched / len(answers), precision, len(answers), len(guesses), persons)
-            )
+            samples.append(plain_figures(row, guesses, matched, 1.0))
             continue
-        figures = []
-        for threshold in THRESHOLDS:
-            matched = plain_box_matches(answers, guesses, threshold)
-            precision = matched / len(guesses) if guesses else 0.0
-            figures.append(
-                plain_figures(matched / len(answers), precision, len(answers), len(guesses), persons)
-            )
-        samples.append(
-            [value for column in zip(*figures, strict=True) for value in (column[0], np.mean(column))]
-        )
+        guesses = [] if guesses == [[]] else guesses
+        matches = [plain_box_matches(row["answer_boxes"], guesses, threshold) for threshold in THRESHOLDS]
+        figures = [plain_figures(row, guesses, matched, 0.0) for matched in matches]
+        samples.append([value for column in np.transpose(figures) for value in (column[0], column.mean())])
     names = ["recall", "precision", "density_f1"]
     if not is_point:
         names = [f"{name}_{kind}" for name in names for kind in ("50", "mean")]
     return dict(zip(names, np.mean(samples, axis=0).tolist(), strict=True))
 
 
-def plain_figures(recall: float, precision: float, answers: int, guesses: int, persons: int) -> list[float]:
+def plain_figures(row: Row, guesses: Sequence[Any], matched: int, empty_precision: float) -> list[float]:
     """Recall, precision and DensityF1 of one sample."""
+    answers, persons = len(row["answer_boxes"]), len(row["candidate_boxes"])
+    recall = matched / answers
+    precision = matched / len(guesses) if guesses else empty_precision
     if not persons or not guesses or recall + precision == 0:
         return [recall, precision, 0.0]
     f1 = 2 * recall * precision / (recall + precision)
-    return [recall, precision, f1 * min(1.0, (answers / persons) / (guesses / persons))]
+    return [recall, precision, f1 * min(1.0, (answers / persons) / (len(guesses) / persons))]
 
 
 def plain_box_matches(answers: Sequence[Any], guesses: Sequence[Any], threshold: float) -> int:
@@ -164,10 +156,8 @@ def read_data(folder: Path) -> tuple[list[Row], dict[str, list[Row]]]:
             return [json.loads(line) for line in file if line.strip()]
 
     files = {path.name.split(".")[0]: path for path in sorted(folder.glob("*.jsonl*"))}
-    named = {
-        name.removeprefix("pred_"): rows(path) for name, path in files.items() if name.startswith("pred_")
-    }
-    return rows(files["annotations"]), named
+    annotations = rows(files.pop("annotations"))
+    return annotations, {name.removeprefix("pred_"): rows(path) for name, path in files.items()}
 
 
 def cpu_seconds(function: Callable[[], Any]) -> tuple[float, float, Any]:
@@ -179,8 +169,7 @@ def cpu_seconds(function: Callable[[], Any]) -> tuple[float, float, Any]:
 
 def compare(annotations: Sequence[Row], predictions: Sequence[Row], repeats: int) -> dict[str, float]:
     """Median times of both sides in turn, and our peak memory beyond the data."""
-    result = score(annotations, predictions)
-    is_point = result.is_point
+    is_point = score(annotations, predictions).is_point
     ours, plain = [], []
     for number in range(repeats):
         ours.append(cpu_seconds(lambda: score(annotations, predictions).to_dict()["average"]))
@@ -191,17 +180,14 @@ def compare(annotations: Sequence[Row], predictions: Sequence[Row], repeats: int
     score(annotations, predictions).to_dict()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    median = {
-        name: [statistics.median(run[i] for run in runs) for i in (0, 1)]
-        for name, runs in (("ours", ours), ("plain", plain))
+    times = {"ours": ours, "plain": plain}
+    clocks = {"cpu": 0, "wall": 1}
+    result = {
+        f"{side}_{clock}_s": statistics.median(run[place] for run in runs)
+        for side, runs in times.items()
+        for clock, place in clocks.items()
     }
-    return {
-        "ours_cpu_s": median["ours"][0],
-        "ours_wall_s": median["ours"][1],
-        "plain_cpu_s": median["plain"][0],
-        "plain_wall_s": median["plain"][1],
-        "peak_mib": peak / 2**20,
-    }
+    return {**result, "peak_mib": peak / 2**20}
 
 
 def check_equal(expected: Mapping[str, float], got: Mapping[str, Any]) -> None:

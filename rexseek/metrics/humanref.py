@@ -13,7 +13,7 @@ import numpy as np
 
 from rexseek.metrics.humanref_protocols import PROTOCOLS, REJECTION, HumanRefProtocol, check_numbers
 from rexseek.metrics.humanref_result import HumanRefResult, RejectionScore, SampleScore
-from rexseek.metrics.masks import mask_overlap
+from rexseek.metrics.masks import check_masks, mask_overlap
 from rexseek.metrics.matching import count_box_matches
 from rexseek.metrics.points import LookError, count_point_matches
 from rexseek.metrics.rows import Row, RowError
@@ -204,11 +204,15 @@ def _mask_pixels(annotations: Sequence[Row], predictions: Sequence[Row], items: 
                 raise RowError("prediction", place, predictions[place], reason)
         meant = annotation.get("answer_segmentations")
         if not meant:
-            raise RowError(
-                "annotation", index, annotation, "has no answer_segmentations to compare masks with"
-            )
-        try:
-            pixels[number] = mask_overlap(guess, meant)
-        except ValueError as error:
-            raise RowError("annotation", index, annotation, f"masks: {error}") from error
+            reason = "has no answer_segmentations to compare masks with"
+            raise RowError("annotation", index, annotation, reason)
+        for kind, row_index, row, masks in (
+            ("prediction", place, None if place is None else predictions[place], guess),
+            ("annotation", index, annotation, meant),
+        ):
+            try:
+                check_masks(masks, meant[0])
+            except ValueError as error:
+                raise RowError(kind, row_index, row, str(error)) from error
+        pixels[number] = mask_overlap(guess, meant)
     return pixels

@@ -121,6 +121,18 @@ def check_mask(segmentation: Any) -> None:
         raise ValueError(f"the run lengths of a mask do not fill its size {segmentation['size']}")
 
 
+def check_masks(segmentations: Sequence[Any], first: Any) -> None:
+    """Refuse masks that are none or have another size than the first one.
+
+    Raises:
+        ValueError: see `check_mask`, or the two sizes.
+    """
+    for segmentation in (first, *segmentations):
+        check_mask(segmentation)
+        if list(segmentation["size"]) != list(first["size"]):
+            raise ValueError(f"a mask of size {segmentation['size']}, expected {first['size']}")
+
+
 def is_point(value: Any) -> bool:
     """A list of at least two numbers, the first two finite."""
     if not isinstance(value, list | tuple) or len(value) < 2:
@@ -133,19 +145,11 @@ def mask_overlap(predicted: Sequence[Segmentation], answers: Sequence[Segmentati
 
     Args:
         predicted: masks of one item, `{"size": [height, width], "counts": str}`, compressed; may be none.
-        answers: at least one, of the same size.
+        answers: at least one, of the same size (see `check_masks`).
 
-    Raises:
-        ValueError: masks of different sizes, or not compressed.
     """
     from pycocotools import mask as coco_mask
 
-    sizes = set()
-    for segmentation in (*predicted, *answers):
-        check_mask(segmentation)
-        sizes.add(tuple(segmentation["size"]))
-    if len(sizes) > 1:
-        raise ValueError(f"expected masks of one size, got {', '.join(str(list(s)) for s in sorted(sizes))}")
     meant = coco_mask.merge(list(answers))
     if not predicted:
         return 0, int(coco_mask.area(meant))

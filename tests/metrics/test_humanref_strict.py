@@ -218,7 +218,7 @@ def test_mask_metrics() -> None:
     assert result == {"giou": pytest.approx(1 / 3), "ciou": pytest.approx(150 / 400), "count": 3}
     assert "masks" not in strict(annotations, [prediction(n, boxes) for n in (1, 2, 3)])
     predictions[0]["extracted_segmentations"] = [{"size": [5, 5], "counts": "1"}]
-    with pytest.raises(RowError, match="do not fill its size"):
+    with pytest.raises(RowError, match=r"prediction 1 \(id 1\).*do not fill its size"):
         strict(annotations, predictions)
     predictions[0]["extracted_segmentations"] = "mask"
     with pytest.raises(RowError, match="expected a list of masks"):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco_mask
 
-from rexseek.metrics.masks import RunLengths, is_point, mask_overlap
+from rexseek.metrics.masks import RunLengths, check_masks, is_point, mask_overlap
 from rexseek.metrics.matching import count_box_matches, greedy_matches, maximum_matches
 from rexseek.metrics.points import LookError, count_point_matches
 
@@ -155,7 +155,8 @@ def test_mask_overlap_counts_pixels() -> None:
     guess, meant = pixels[:2].any(axis=0), pixels[2:].any(axis=0)
     assert mask_overlap(masks[:2], masks[2:]) == ((guess & meant).sum(), (guess | meant).sum())
     assert mask_overlap([], masks[2:]) == (0, meant.sum())
-    with pytest.raises(ValueError, match=r"masks of one size, got \[30, 20\], \[200, 200\]"):
-        mask_overlap([CORNER], masks)
+    check_masks(masks, masks[0])
+    with pytest.raises(ValueError, match=r"size \[200, 200\], expected \[30, 20\]"):
+        check_masks([CORNER], masks[0])
     with pytest.raises(ValueError, match="as mask counts, got list"):
-        mask_overlap([BROKEN["a list"]], masks)
+        check_masks([BROKEN["a list"]], masks[0])
