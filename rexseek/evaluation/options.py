@@ -22,6 +22,10 @@ Protocol = Annotated[
         help="official (the released script's numbers) or strict (its faults cured).",
     ),
 ]
+Rows = Annotated[
+    int | None,
+    typer.Option(min=1, help="Size of the data set: with strict, rows missing from it are misses."),
+]
 Source = Annotated[
     str,
     typer.Option(default_factory=str, show_default="what predict noted", help="Where candidates came from."),

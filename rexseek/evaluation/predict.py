@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,13 @@ def predict_humanref(
         ValueError: a wrong annotation, a missing image, or `output` belongs to another run.
     """
     rows = read_annotations(annotations, images)
-    meta = {
+    meta = run_meta(checkpoint, annotations)
+    return predict_rows(predictor, rows, annotations, images, output, meta, "id", _prediction)
+
+
+def run_meta(checkpoint: Path, annotations: Path) -> Row:
+    """What was predicted with what; only a run with the same is continued."""
+    return {
         "annotations": annotations.name,
         "annotations_sha256": file_sha256(annotations),
         "checkpoint": str(checkpoint),
@@ -57,14 +63,37 @@ def predict_humanref(
         "candidates": "annotations",
         "max_candidates": MAX_CANDIDATES,
     }
-    done = _continue_run(output, meta, {row["id"] for _, row in rows})
+
+
+def predict_rows(
+    predictor: RexSeekPredictor,
+    rows: Sequence[tuple[int, Row]],
+    annotations: Path,
+    images: Path,
+    output: Path,
+    meta: Row,
+    id_key: str,
+    to_line: Callable[[Row, Sequence[Sequence[float]], Referral], Row],
+) -> dict[str, int]:
+    """Answer the rows that have no line in `output` yet, image by image, flushed after each.
+
+    Args:
+        rows: (line, row) with `id, image_name, referring, candidate_boxes, answer_boxes`.
+        meta: what the sidecar holds, see `run_meta`.
+        id_key: the key of a written line that holds the row's `id`.
+        to_line: a prediction line from (row, the candidates shown, referral).
+
+    Returns:
+        Counts as in `predict_humanref`.
+    """
+    done = _continue_run(output, meta, {row["id"] for _, row in rows}, id_key)
     counts = Counter(resumed=len(done), found=0, rejected=0, malformed=0)
     counts.update(dropped_candidates=0, unreachable_answers=0)
     open_rows = [(line, row) for line, row in rows if row["id"] not in done]
     with output.open("a", encoding="utf-8", newline="\n") as file, _progress() as progress:
         task = progress.add_task("predicting", total=len(rows), completed=len(rows) - len(open_rows))
         for group in _by_image(open_rows):
-            for prediction in _predict_group(predictor, group, annotations, images, counts):
+            for prediction in _predict_group(predictor, group, annotations, images, counts, to_line):
                 file.write(json.dumps(prediction, ensure_ascii=False) + "\n")
             file.flush()
             progress.advance(task, len(group))
@@ -156,7 +185,7 @@ def checkpoint_fingerprint(checkpoint: Path) -> str:
     return digest.hexdigest()
 
 
-def _continue_run(output: Path, meta: Row, ids: set[Any]) -> set[Any]:
+def _continue_run(output: Path, meta: Row, ids: set[Any], id_key: str) -> set[Any]:
     """The ids answered in `output` before; removes a last line cut by a kill. Writes the sidecar if new."""
     sidecar = meta_path(output)
     if not output.exists() or output.stat().st_size == 0:
@@ -180,11 +209,10 @@ def _continue_run(output: Path, meta: Row, ids: set[Any]) -> set[Any]:
             file.truncate(whole)
     done: set[Any] = set()
     for line, row in read_jsonl(output):
-        if row.get("id") not in ids or row["id"] in done:
-            raise ValueError(
-                f"{output}, line {line}: id {row.get('id')!r} is repeated or not in the annotations"
-            )
-        done.add(row["id"])
+        id_ = row.get(id_key)
+        if id_ not in ids or id_ in done:
+            raise ValueError(f"{output}, line {line}: {id_key} {id_!r} is repeated or not in the annotations")
+        done.add(id_)
     return done
 
 
@@ -203,6 +231,7 @@ def _predict_group(
     annotations: Path,
     images: Path,
     counts: Counter[str],
+    to_line: Callable[[Row, Sequence[Sequence[float]], Referral], Row],
 ) -> list[Row]:
     first = group[0][1]
     boxes, dropped = first["candidate_boxes"][:MAX_CANDIDATES], first["candidate_boxes"][MAX_CANDIDATES:]
@@ -220,14 +249,14 @@ def _predict_group(
         counts["unreachable_answers"] += sum(
             box in dropped and box not in boxes for box in row["answer_boxes"]
         )
-        predictions.append(_prediction(row["id"], boxes, referral))
+        predictions.append(to_line(row, boxes, referral))
     return predictions
 
 
-def _prediction(id_: Any, boxes: Sequence[Sequence[float]], referral: Referral) -> Row:
+def _prediction(row: Row, boxes: Sequence[Sequence[float]], referral: Referral) -> Row:
     chosen = {"found": [boxes[index] for index in referral.indices], "rejected": [[]], "malformed": []}
     return {
-        "id": id_,
+        "id": row["id"],
         "extracted_predictions": chosen[referral.status],
         "status": referral.status,
         "text": referral.text,

@@ -1,15 +1,18 @@
 """Tables of HumanRef results in the layout of the paper's Table 4; several models are several rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rexseek.evaluation.files import markdown_table
+
 DOMAINS = ("attribute", "position", "interaction", "reasoning", "celebrity")
 COLUMNS = (*DOMAINS, "average")
 ANSWER_COUNTS = ("1", "2", "3+")
+BOX_COUNTS = ("1", "2-5", "6-10", ">10")  # the released script's
 FIGURES = {"R": "recall", "P": "precision", "DF1": "density_f1"}
 ABSENT = "-"
 
@@ -22,12 +25,17 @@ def markdown_report(results: Mapping[str, Result]) -> str:
     Args:
         results: by model name, the content of its `metrics.json`.
     """
-    parts = ["# HumanRef", _origin(results), _markdown(*domain_table(results)), _sizes(results)]
+    parts = ["# HumanRef", _origin(results), markdown_table(*domain_table(results)), _sizes(results)]
     held_out = {name: result for name, result in results.items() if "held_out" in result}
     if held_out:
-        parts += ["## Held-out combinations", _markdown(*domain_table(split_held_out(held_out)))]
+        parts += ["## Held-out combinations", markdown_table(*domain_table(split_held_out(held_out)))]
         parts.append(_sizes(split_held_out(held_out)))
-    parts += ["## By number of answers", _markdown(*answer_table(results))]
+    parts += ["## By number of answers", markdown_table(*answer_table(results))]
+    parts.append(markdown_table(*answer_table(results, "box_count", BOX_COUNTS)))
+    parts += ["## Confidence", "95 % bootstrap intervals.", markdown_table(*interval_table(results))]
+    masks = {name: result for name, result in results.items() if "masks" in result}
+    if masks:
+        parts += ["## Masks", markdown_table(*mask_table(masks))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -70,19 +78,51 @@ def domain_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[st
     return [*header, "Rejection"], rows
 
 
-def answer_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: the same figures for expressions with 1, 2, and 3 or more answers, and their n."""
+def answer_table(
+    results: Mapping[str, Result], blocks: str = "answer_count", bins: Sequence[str] = ANSWER_COUNTS
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: the same figures for expressions with 1, 2, and 3 or more answers, and their n; or,
+    from other blocks, for other numbers of answers."""
     header = ["Method"]
-    for count in ANSWER_COUNTS:
+    for count in bins:
         header += [f"{count} answer{'s' if count != '1' else ''} R", "P", "DF1", "n"]
     rows = []
     for name, result in results.items():
         row = [_label(name, result)]
-        for count in ANSWER_COUNTS:
-            block = result["answer_count"].get(count)
+        for count in bins:
+            block = result[blocks].get(count)
             row += [*_cells(block), str(block["count"] if block else 0)]
         rows.append(row)
     return header, rows
+
+
+def interval_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: the average figures and the rate of rejections with their intervals."""
+    rows = []
+    for name, result in results.items():
+        average, intervals = result["average"], result["intervals"]
+        cells = [ABSENT] * len(FIGURES)
+        if average is not None:
+            suffix = "" if average["is_point"] else "_mean"
+            keys = [figure + suffix for figure in FIGURES.values()]
+            cells = [_with_interval(_percent(average[key]), intervals["average"][key]) for key in keys]
+        rejection = _with_interval(_rejection(result), intervals["rejection"])
+        rows.append([_label(name, result), *cells, rejection])
+    return ["Method", *(f"Average {short}" for short in FIGURES), "Rejection"], rows
+
+
+def _with_interval(value: str, interval: Sequence[float] | None) -> str:
+    return value if interval is None else f"{value} [{_percent(interval[0])}, {_percent(interval[1])}]"
+
+
+def mask_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: gIoU (mean over items) and cIoU (over all pixels) of predicted masks, on average."""
+    blocks = {name: result["masks"]["average"] for name, result in results.items()}
+    rows = [
+        [name, _percent(block["giou"]), _percent(block["ciou"]), str(block["count"])]
+        for name, block in blocks.items()
+    ]
+    return ["Method", "gIoU", "cIoU", "n"], rows
 
 
 def split_held_out(results: Mapping[str, Result]) -> dict[str, Result]:
@@ -147,12 +187,6 @@ def _sizes(results: Mapping[str, Result]) -> str:
         rejection = f"rejection {result['rejection_score']} of {result['rejection_total']} right"
         lines.append(f"- n, {name}: {', '.join([*counts, f'average {average}', rejection])}")
     return "\n".join(lines)
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in (header, *rows)]
-    rule = ["---", *(["---:"] * (len(header) - 1))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (escaped[0], rule, *escaped[1:]))
 
 
 def _console(title: str, first: str) -> Table:

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rexseek.data.jsonl import read_jsonl
+from rexseek.evaluation.files import located, names_of, read_rows, write_results
 from rexseek.evaluation.predict import file_sha256, meta_path
 from rexseek.evaluation.report import markdown_report
 from rexseek.metrics.humanref import score
-from rexseek.metrics.humanref_protocols import RowError
+from rexseek.metrics.rows import RowError
 
 
 def score_humanref(
@@ -38,20 +38,12 @@ def score_humanref(
     Raises:
         ValueError: naming file, line and id of what cannot be scored.
     """
-    names = list(names) or [path.stem for path in predictions]
-    if len(names) != len(predictions):
-        raise ValueError(f"{len(names)} names for {len(predictions)} prediction files, expected one for each")
-    if len(set(names)) != len(names):
-        raise ValueError(f"names must differ, got {', '.join(names)}")
+    names = names_of(predictions, names)
     results = {
         name: score_file(annotations, path, protocol, candidates)
         for name, path in zip(names, predictions, strict=True)
     }
-    for name, result in results.items():
-        folder = output if len(results) == 1 else output / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "metrics.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    (output / "table.md").write_text(markdown_report(results), encoding="utf-8")
+    write_results(results, output, markdown_report(results))
     return results
 
 
@@ -59,14 +51,14 @@ def score_file(
     annotations: Path, predictions: Path, protocol: str = "official", candidates: str | None = None
 ) -> dict[str, Any]:
     """Score one prediction file; arguments and errors as in `score_humanref`."""
-    annotation_lines, annotation_rows = _read(annotations)
-    prediction_lines, prediction_rows = _read(predictions)
+    annotation_lines, annotation_rows = read_rows(annotations)
+    prediction_lines, prediction_rows = read_rows(predictions)
     try:
         result = score(annotation_rows, prediction_rows, protocol)
     except RowError as error:
-        annotated = error.kind == "annotation"
-        path, lines = (annotations, annotation_lines) if annotated else (predictions, prediction_lines)
-        raise ValueError(f"{path}, line {lines[error.index]}, {error.reason}") from error
+        if error.kind == "annotation":
+            raise located(error, annotations, annotation_lines) from error
+        raise located(error, predictions, prediction_lines) from error
     except ValueError as error:
         raise ValueError(f"{predictions}: {error}") from error
     return {
@@ -76,14 +68,8 @@ def score_file(
         "predictions_sha256": file_sha256(predictions),
         "candidates": candidates or _recorded_candidates(predictions),
         **result.to_dict(),
+        "intervals": result.intervals(),
     }
-
-
-def _read(path: Path) -> tuple[list[int], list[dict[str, Any]]]:
-    pairs = list(read_jsonl(path))
-    if not pairs:
-        raise ValueError(f"{path}: holds no lines")
-    return [line for line, _ in pairs], [row for _, row in pairs]
 
 
 def _recorded_candidates(predictions: Path) -> str:

@@ -9,39 +9,19 @@ point mode has precision 1.
 exact decimal thresholds and gives an empty answer precision 0.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from rexseek.metrics.matching import (
-    Mask,
-    Overlaps,
-    first_fit_matches,
-    greedy_matches,
-    maximum_matches,
-    point_overlaps,
-)
+from rexseek.metrics.humanref_coordinates import check_coordinates, finite_boxes
+from rexseek.metrics.matching import Matcher, greedy_matches, maximum_matches
+from rexseek.metrics.rows import Row, RowError, require
 
-Row = Mapping[str, Any]
 REJECTION = "rejection"
 STATUSES = ("found", "rejected", "malformed")
-
-
-class RowError(ValueError):
-    """A row that cannot be scored.
-
-    Attributes:
-        kind: "annotation" or "prediction".
-        index: the row's position in its sequence, from 0.
-        reason: what was got and what was expected.
-    """
-
-    def __init__(self, kind: str, index: int, row: Row, reason: str) -> None:
-        super().__init__(f"{kind} {index + 1} (id {row.get('id')!r}): {reason}")
-        self.kind, self.index, self.reason = kind, index, f"id {row.get('id')!r}: {reason}"
 
 
 @dataclass(frozen=True)
@@ -55,8 +35,9 @@ class HumanRefProtocol:
         is_point: whether the predictions are points, from all of them.
         rejects: whether a prediction row (None: missing) says that there is nothing.
         regions: a prediction row's boxes or points for an item that has answers; called with (row, is_point).
-        match_boxes, match_points: number of answers matched.
+        match: number of answers matched.
         empty_point_precision: precision of an item without predictions in point mode.
+        lazy_points: a wrong point or mask that matching never looks at is no error.
     """
 
     name: str
@@ -65,16 +46,34 @@ class HumanRefProtocol:
     is_point: Callable[[Sequence[Row]], bool]
     rejects: Callable[[Row | None], bool]
     regions: Callable[[Row | None, bool], Sequence[Any]]
-    match_boxes: Callable[[Overlaps, float], int]
-    match_points: Callable[[Sequence[Mask], Sequence[Any]], int]
+    match: Matcher
     empty_point_precision: float
+    lazy_points: bool
 
 
-def is_box(value: object) -> bool:
-    """A list that begins with four numbers (JSON's true and false count as numbers, as in Python)."""
-    if not isinstance(value, list) or len(value) < 4:
-        return False
-    return all(isinstance(number, int | float) for number in value[:4])
+def check_numbers(
+    kind: str, rows: Sequence[Row], places: Sequence[int], boxes: Sequence[Sequence[Any]]
+) -> None:
+    """Refuse a box that is not a list beginning with four numbers (true and false count, as in Python).
+
+    Args:
+        kind: "annotation" or "prediction".
+        rows: of that kind.
+        places: whose boxes these are.
+        boxes: for each place a list of boxes.
+
+    Raises:
+        RowError: naming the row and the box.
+    """
+    flat = list(chain.from_iterable(boxes))
+    four_each = set(map(type, flat)) <= {list} and set(map(len, flat)) <= {4}
+    if four_each and set(map(type, chain.from_iterable(flat))) <= {int, float}:
+        return  # all at once, which is the common case
+    for place, boxes_of_row in zip(places, boxes, strict=True):
+        for box in boxes_of_row:
+            whole = isinstance(box, list) and len(box) >= 4
+            if not whole or not all(isinstance(number, int | float) for number in box[:4]):
+                raise RowError(kind, place, rows[place], f"expected boxes [x1, y1, x2, y2], got {box!r}")
 
 
 def _official_check(annotations: Sequence[Row], predictions: Sequence[Row]) -> None:
@@ -85,15 +84,9 @@ def _official_check(annotations: Sequence[Row], predictions: Sequence[Row]) -> N
         ("prediction", predictions, ("id", "extracted_predictions")),
     ):
         for index, row in enumerate(rows):
-            _require(kind, index, row, keys)
+            require(kind, index, row, keys)
             if isinstance(row["id"], list | dict):
                 raise RowError(kind, index, row, "expected a string or a number as id")
-
-
-def _require(kind: str, index: int, row: Row, keys: Iterable[str]) -> None:
-    for key in keys:
-        if key not in row:
-            raise RowError(kind, index, row, f"has no {key!r}")
 
 
 def _official_is_point(predictions: Sequence[Row]) -> bool:
@@ -124,11 +117,6 @@ def _official_regions(row: Row | None, is_point: bool) -> Sequence[Any]:
         return []
     if not isinstance(value, list):
         raise ValueError(f"expected a list of boxes or points, got {value!r}")
-    if is_point or value == [[]]:  # points are looked at one by one, as far as needed
-        return value
-    for box in value:
-        if not is_box(box):
-            raise ValueError(f"expected boxes [x1, y1, x2, y2], got {box!r}")
     return value
 
 
@@ -139,8 +127,8 @@ def _strict_check(annotations: Sequence[Row], predictions: Sequence[Row]) -> Non
         examples = f"annotations have {annotations[0]['id']!r}, predictions {predictions[0]['id']!r}"
         raise ValueError(f"no prediction has the id of an annotation ({examples}, for example)")
     size = 2 if _strict_is_point(predictions) else 4
+    finite_boxes("annotation", annotations, [row["answer_boxes"] for row in annotations], 4)
     for index, row in enumerate(annotations):
-        _strict_boxes("annotation", index, row, row["answer_boxes"], 4)
         if (row["domain"] == REJECTION) != (len(row["answer_boxes"]) == 0):
             count = len(row["answer_boxes"])
             reason = f"domain {row['domain']!r} with {count} answer boxes; only a rejection has none"
@@ -151,13 +139,15 @@ def _strict_check(annotations: Sequence[Row], predictions: Sequence[Row]) -> Non
             raise RowError("annotation", index, row, reason)
     for index, row in enumerate(predictions):
         _strict_status(index, row)
-        _strict_boxes("prediction", index, row, _strict_value(row), size)
+    values = [_strict_value(row) for row in predictions]
+    array = finite_boxes("prediction", predictions, values, size)
+    check_coordinates(annotations, predictions, values, array)
 
 
 def _strict_ids(kind: str, rows: Sequence[Row], keys: Sequence[str]) -> set[int | str]:
     ids: set[int | str] = set()
     for index, row in enumerate(rows):
-        _require(kind, index, row, ("id", *keys))
+        require(kind, index, row, ("id", *keys))
         if not isinstance(row["id"], int | str) or isinstance(row["id"], bool):
             raise RowError(kind, index, row, "expected an integer or a string as id")
         if row["id"] in ids:
@@ -183,20 +173,6 @@ def _strict_value(row: Row) -> Any:
     return [] if value == [[]] or row.get("status") == "malformed" else value
 
 
-def _strict_boxes(kind: str, index: int, row: Row, boxes: Any, size: int) -> None:
-    expected = "[x, y] points" if size == 2 else "[x1, y1, x2, y2] boxes"
-    if not isinstance(boxes, list):
-        raise RowError(kind, index, row, f"expected a list of {expected}, got {boxes!r}")
-    for position, box in enumerate(boxes):
-        if not isinstance(box, list) or len(box) != size:
-            reason = f"box {position} is {box!r}; expected {expected} throughout the file"
-            raise RowError(kind, index, row, reason)
-        if not all(type(value) in (int, float) and math.isfinite(value) for value in box):
-            raise RowError(kind, index, row, f"box {position} is {box!r}; expected finite numbers")
-        if size == 4 and (box[2] < box[0] or box[3] < box[1]):
-            raise RowError(kind, index, row, f"box {position} is {box!r}; expected x1 <= x2 and y1 <= y2")
-
-
 def _strict_is_point(predictions: Sequence[Row]) -> bool:
     values = (_strict_value(row) for row in predictions)
     first = next((value[0] for value in values if isinstance(value, list) and value), None)
@@ -218,9 +194,9 @@ OFFICIAL = HumanRefProtocol(
     is_point=_official_is_point,
     rejects=_official_rejects,
     regions=_official_regions,
-    match_boxes=greedy_matches,
-    match_points=first_fit_matches,
+    match=greedy_matches,
     empty_point_precision=1.0,
+    lazy_points=True,
 )
 STRICT = HumanRefProtocol(
     name="strict",
@@ -229,8 +205,8 @@ STRICT = HumanRefProtocol(
     is_point=_strict_is_point,
     rejects=_strict_rejects,
     regions=_strict_regions,
-    match_boxes=maximum_matches,
-    match_points=lambda masks, points: maximum_matches(point_overlaps(masks, points), 0.5),
+    match=maximum_matches,
     empty_point_precision=0.0,
+    lazy_points=False,
 )
 PROTOCOLS = {protocol.name: protocol for protocol in (OFFICIAL, STRICT)}

@@ -1,52 +1,127 @@
-"""Assigning predictions to answers: IoU, masks, greedy and maximum matching.
+"""Assigning predictions to answers: IoU, greedy and maximum matching, for all items of a file at once.
 
 Plain float64 throughout: the released HumanRef script computes in double precision, and float32 moves boxes
 across its thresholds.
+
+Legend: N items, A answers of all items, P predictions of all items, K pairs of an answer and a prediction of
+the same item, T thresholds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-
-class PointError(ValueError):
-    """A predicted point that is not one."""
-
-
-# For each answer, the predictions worth considering: (prediction index, IoU) in prediction order.
+# For each answer of one item, the predictions worth considering: (prediction, IoU) in prediction order.
 Overlaps = list[list[tuple[int, float]]]
+Matcher = Callable[[Overlaps, float], int]
+Pairs = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def box_overlaps(
-    answers_xyxy: Sequence[Sequence[float]], predictions_xyxy: Sequence[Sequence[float]], floor: float
-) -> Overlaps:
-    """IoU of every answer with every prediction, keeping those of at least `floor` (> 0).
+def count_box_matches(
+    answers_xyxy: Sequence[Sequence[Any]],
+    predictions_xyxy: Sequence[Sequence[Any]],
+    thresholds: Sequence[float],
+    match: Matcher,
+) -> np.ndarray:
+    """How many answers of each item find a prediction, at each threshold.
 
     Corners are taken as they are: no +1, no sorting, no clipping. Swapped corners, zero areas, NaN and
-    infinities give no overlap. Numbers after the fourth are ignored.
+    infinities give no overlap. Numbers after a box's fourth are ignored.
 
     Args:
-        answers_xyxy: [G][4] boxes, any one frame.
-        predictions_xyxy: [P][4 or more] boxes in the same frame.
-        floor: smallest IoU kept.
+        answers_xyxy: for each of N items its boxes, any one frame.
+        predictions_xyxy: for each item its boxes in the same frame.
+        thresholds: smallest IoUs (> 0) of a match, ascending.
+        match: `greedy_matches` or `maximum_matches`; asked only where an answer or a prediction has a choice.
+
+    Returns:
+        [N, T] whole numbers.
+
+    Raises:
+        ValueError: a number beyond double precision.
     """
-    if not answers_xyxy or not predictions_xyxy:
-        return [[] for _ in answers_xyxy]
-    answers = np.array([box[:4] for box in answers_xyxy], dtype=np.float64)  # [G, 4]
-    predictions = np.array([box[:4] for box in predictions_xyxy], dtype=np.float64)  # [P, 4]
+    pairs = pairs_of_items(answers_xyxy, predictions_xyxy)
+    _, answer, prediction = pairs
+    ious = _paired_ious(boxes_array(answers_xyxy)[answer], boxes_array(predictions_xyxy)[prediction])
+    return count_matches(len(answers_xyxy), pairs, ious, thresholds, match)
+
+
+def count_matches(
+    count: int, pairs: Pairs, scores: np.ndarray, thresholds: Sequence[float], match: Matcher
+) -> np.ndarray:
+    """`count_box_matches` for pairs that are scored already.
+
+    Args:
+        count: N.
+        scores: [K] of the pairs; NaN never matches.
+    """
+    kept = scores >= thresholds[0]
+    item, answer, prediction = (part[kept] for part in pairs)
+    scores = scores[kept]
+    choice = np.zeros(count, dtype=bool)  # [N] an answer or a prediction of the item is in several pairs
+    for side in (answer, prediction):
+        choice[item[np.bincount(side)[side] > 1]] = True
+    simple = ~choice[item]
+    hits = scores[simple, None] >= np.asarray(thresholds)  # [K, T]
+    matches = np.stack([np.bincount(item[simple], column, count) for column in hits.T], axis=1).astype(int)
+    bounds = np.searchsorted(item, np.arange(count + 1))
+    for index in np.flatnonzero(choice):
+        part = slice(bounds[index], bounds[index + 1])
+        overlaps = _overlaps(answer[part].tolist(), prediction[part].tolist(), scores[part].tolist())
+        matches[index] = [match(overlaps, threshold) for threshold in thresholds]
+    return matches
+
+
+def boxes_array(boxes_of_items: Sequence[Sequence[Any]]) -> np.ndarray:
+    """The boxes of all items in one float64 array [sum of their numbers, 4].
+
+    Raises:
+        ValueError: a number beyond double precision.
+    """
+    boxes = list(chain.from_iterable(boxes_of_items))
+    if any(length != 4 for length in set(map(len, boxes))):
+        boxes = [box[:4] for box in boxes]
+    try:
+        return np.fromiter(chain.from_iterable(boxes), np.float64, 4 * len(boxes)).reshape(-1, 4)
+    except OverflowError as error:
+        raise ValueError("a box holds a number beyond double precision") from error
+
+
+def _lengths(lists: Sequence[Sequence[Any]]) -> np.ndarray:
+    return np.fromiter(map(len, lists), np.int64, len(lists))
+
+
+def pairs_of_items(answers: Sequence[Sequence[Any]], predictions: Sequence[Sequence[Any]]) -> Pairs:
+    """(item, answer, prediction) of every pair, [K] each, answer by answer; answers and predictions are
+    numbered on over all items."""
+    per_item, guesses = _lengths(answers), _lengths(predictions)
+    sizes = per_item * guesses  # [N]
+    item = np.repeat(np.arange(len(sizes)), sizes)  # [K]
+    place = np.arange(len(item)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    answer = (np.cumsum(per_item) - per_item)[item] + place // guesses[item]
+    prediction = (np.cumsum(guesses) - guesses)[item] + place % guesses[item]
+    return item, answer, prediction
+
+
+def _paired_ious(answers: np.ndarray, predictions: np.ndarray) -> np.ndarray:
+    """IoU of row with row, [K, 4] and [K, 4] -> [K]; may be NaN."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        top_left = np.maximum(answers[:, None, :2], predictions[None, :, :2])  # [G, P, 2]
-        bottom_right = np.minimum(answers[:, None, 2:], predictions[None, :, 2:])
+        top_left = np.maximum(answers[:, :2], predictions[:, :2])
+        bottom_right = np.minimum(answers[:, 2:], predictions[:, 2:])
         sides = np.maximum(bottom_right - top_left, 0.0)
-        intersection = sides[..., 0] * sides[..., 1]  # [G, P]
+        intersection = sides[:, 0] * sides[:, 1]
         answer_areas = (answers[:, 2] - answers[:, 0]) * (answers[:, 3] - answers[:, 1])
         prediction_areas = (predictions[:, 2] - predictions[:, 0]) * (predictions[:, 3] - predictions[:, 1])
-        ious = intersection / (answer_areas[:, None] + prediction_areas[None, :] - intersection)
-        kept = ious >= floor  # NaN compares false
-    return [
-        [(int(j), float(row[j])) for j in np.flatnonzero(keep)] for row, keep in zip(ious, kept, strict=True)
-    ]
+        return intersection / (answer_areas + prediction_areas - intersection)
+
+
+def _overlaps(answers: list[int], predictions: list[int], ious: list[float]) -> Overlaps:
+    rows: dict[int, list[tuple[int, float]]] = {}
+    for answer, prediction, iou in zip(answers, predictions, ious, strict=True):
+        rows.setdefault(answer, []).append((prediction, iou))
+    return list(rows.values())
 
 
 def greedy_matches(overlaps: Overlaps, threshold: float) -> int:
@@ -82,56 +157,3 @@ def maximum_matches(overlaps: Overlaps, threshold: float) -> int:
         return False
 
     return sum(assign(answer, set()) for answer in range(len(options)))
-
-
-class Mask:
-    """A COCO run-length mask that is decoded once, when first asked."""
-
-    def __init__(self, segmentation: Mapping[str, Any]) -> None:
-        """Args: segmentation: `{"size": [height, width], "counts": str}`, compressed."""
-        self._segmentation = segmentation
-        self._pixels: np.ndarray | None = None  # [H, W] uint8
-
-    def contains(self, point_xy: Sequence[float]) -> bool:
-        """Whether the pixel at the rounded point (half to even) is set; a point outside the image is not.
-
-        Raises:
-            PointError: (a ValueError) the point is not two finite numbers.
-            ValueError: the run lengths are not compressed.
-        """
-        if self._pixels is None:
-            self._pixels = _decode(self._segmentation)
-        if not isinstance(point_xy, list | tuple) or len(point_xy) < 2:
-            raise PointError(f"expected a point [x, y], got {point_xy!r}")
-        if not all(isinstance(value, int | float) and np.isfinite(value) for value in point_xy[:2]):
-            raise PointError(f"expected a point of two finite numbers, got {point_xy!r}")
-        x, y = round(point_xy[0]), round(point_xy[1])
-        height, width = self._pixels.shape
-        return 0 <= x < width and 0 <= y < height and bool(self._pixels[y, x])
-
-
-def _decode(segmentation: Mapping[str, Any]) -> np.ndarray:
-    from pycocotools import mask as coco_mask
-
-    counts = segmentation.get("counts") if isinstance(segmentation, Mapping) else None
-    if not isinstance(counts, str | bytes):
-        raise ValueError(
-            f"expected compressed run lengths (a string) as mask counts, got {type(counts).__name__}"
-        )
-    return coco_mask.decode({"size": segmentation["size"], "counts": counts})
-
-
-def first_fit_matches(masks: Sequence[Mask], points_xy: Sequence[Sequence[float]]) -> int:
-    """Count matches as the released script does: masks in order, each takes the first free point in it."""
-    taken: set[int] = set()
-    for mask in masks:
-        for index, point in enumerate(points_xy):
-            if index not in taken and mask.contains(point):
-                taken.add(index)
-                break
-    return len(taken)
-
-
-def point_overlaps(masks: Sequence[Mask], points_xy: Sequence[Sequence[float]]) -> Overlaps:
-    """For each mask, the points inside it, as overlaps of 1."""
-    return [[(index, 1.0) for index, point in enumerate(points_xy) if mask.contains(point)] for mask in masks]

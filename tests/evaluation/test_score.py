@@ -88,7 +88,9 @@ def test_several_models_are_rows_of_one_table(
     assert (metrics["candidates"], metrics["average"]["recall_50"]) == ("annotations", 1.0)
     assert metrics["rejection_score"] == 0
     assert (out / "ours/metrics.json").exists()
-    assert (out / "table.md").read_text().count("\n| all persons |") == 2  # by domain, by number of answers
+    assert (out / "table.md").read_text().count(
+        "\n| all persons |"
+    ) == 4  # domains, numbers of answers (2), intervals
 
 
 def test_layout_is_that_of_table_4(files: tuple[Path, Path]) -> None:

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
+from pycocotools import mask as coco_mask
 
 from rexseek.metrics.humanref import density_f1, score
-from rexseek.metrics.humanref_protocols import RowError
+from rexseek.metrics.rows import RowError
 
 BOXES = [[0, 0, 20, 10], [100, 0, 120, 10], [200, 0, 220, 10]]
 
@@ -162,6 +164,91 @@ def test_answer_counts_and_held_out() -> None:
     assert result["held_out"]["true"]["rejection_score"] == 1
     assert result["held_out"]["false"]["average"]["recall_50"] == pytest.approx(5 / 12)
     assert result["held_out"]["false"]["rejection_total"] == 0
+
+
+def test_blocks_by_number_of_answers() -> None:
+    many = [[40 * k, 0, 40 * k + 20, 10] for k in range(12)]
+    annotations = [{**annotation(n, many[:n]), "candidate_boxes": many} for n in (1, 2, 5, 6, 10, 11, 12)]
+    result = strict(annotations, [prediction(n, many[:1]) for n in (1, 2, 5, 6, 10, 11, 12)])
+    sizes = {name: block["count"] for name, block in result["box_count"].items()}
+    assert sizes == {"1": 1, "2-5": 2, "6-10": 2, ">10": 2}
+    curve = {name: block["recall_50"] for name, block in result["count_curve"].items()}
+    assert curve == {str(n): pytest.approx(1 / n) for n in (1, 2, 5, 6, 10, 11, 12)}
+
+
+def test_intervals_hold_the_mean_and_shrink() -> None:
+    def intervals(repeats: int) -> dict[str, Any]:
+        annotations = [annotation(n, BOXES[:2]) for n in range(2 * repeats)]
+        annotations += [annotation(-n, []) for n in range(1, repeats + 1)]
+        predictions = [prediction(n, BOXES[: 1 + n % 2]) for n in range(2 * repeats)]
+        predictions += [prediction(-n, BOXES[: n % 2] or [[]]) for n in range(1, repeats + 1)]
+        return score(annotations, predictions, "strict").intervals()
+
+    few, many = intervals(5), intervals(100)
+    for low, high in (few["average"]["recall_50"], many["average"]["recall_50"]):
+        assert low <= 0.75 <= high
+    # Normal theory: recall is 0.5 or 1 in turn, so its mean has the standard error 0.25 / sqrt(n).
+    low, high = many["average"]["recall_50"]
+    assert high - low == pytest.approx(2 * 1.96 * 0.25 / 200**0.5, rel=0.15)
+    low, high = many["rejection"]
+    assert high - low == pytest.approx(2 * 1.96 * 0.5 / 100**0.5, rel=0.15)
+    assert many["domain"]["attribute"] == many["average"] == many["box_count"]["2-5"]
+    assert many == intervals(100)
+
+
+def mask(x1: int, y1: int, x2: int, y2: int) -> dict[str, Any]:
+    pixels = np.zeros((20, 30), dtype=np.uint8, order="F")
+    pixels[y1:y2, x1:x2] = 1
+    encoded = coco_mask.encode(pixels)
+    return {"size": encoded["size"], "counts": encoded["counts"].decode()}
+
+
+def test_mask_metrics() -> None:
+    meant = [mask(0, 0, 10, 10)]
+    annotations = [annotation(n, BOXES[:1], answer_segmentations=meant) for n in (1, 2, 3)]
+    for row in annotations:
+        row["answer_boxes"] = [[0, 0, 10, 10]]
+    boxes = [[0, 0, 10, 10]]
+    predictions = [
+        prediction(1, boxes, extracted_segmentations=[mask(0, 0, 5, 10), mask(0, 0, 5, 5)]),
+        prediction(2, boxes, extracted_segmentations=[mask(0, 0, 20, 10)]),
+        prediction(3, boxes),
+    ]
+    result = strict(annotations, predictions)["masks"]["average"]
+    assert result == {"giou": pytest.approx(1 / 3), "ciou": pytest.approx(150 / 400), "count": 3}
+    assert "masks" not in strict(annotations, [prediction(n, boxes) for n in (1, 2, 3)])
+    predictions[0]["extracted_segmentations"] = [{"size": [5, 5], "counts": "1"}]
+    with pytest.raises(RowError, match=r"prediction 1 \(id 1\).*do not fill its size"):
+        strict(annotations, predictions)
+    predictions[0]["extracted_segmentations"] = "mask"
+    with pytest.raises(RowError, match="expected a list of masks"):
+        strict(annotations, predictions)
+
+
+def on_image(id_: Any, answers: list[list[float]]) -> dict[str, Any]:
+    """An annotation whose masks say that the image has 640x480 pixels."""
+    return annotation(id_, answers, answer_segmentations=[{"size": [480, 640], "counts": "0"}] * len(answers))
+
+
+@pytest.mark.parametrize(
+    ("boxes", "hint"),
+    [
+        ([[0.1, 0.2, 0.5, 0.6]], r"id 1.*within 0..1, here \[0.1, 0.2, 0.5, 0.6\] \(are they normalised"),
+        ([[0.1, 0.2]], "normalised"),
+        ([[120, 250, 999, 1000]], r"far beyond their images, here .* beyond 640x480 .*0..1000"),
+        ([[-900, 0, 20, 30]], "far beyond"),
+        ([[100, 100, 50, 50]], r"is it x, y, width, height\?"),
+    ],
+)
+def test_other_coordinates_are_refused_with_a_hint(boxes: list[list[float]], hint: str) -> None:
+    with pytest.raises(RowError, match=hint):
+        strict([on_image(1, BOXES[:1])], [prediction(1, boxes)])
+
+
+def test_one_odd_box_of_many_is_only_wrong() -> None:
+    annotations = [on_image(n, BOXES[:1]) for n in range(20)]
+    predictions = [prediction(n, BOXES[:1]) for n in range(19)] + [prediction(19, [[0, 0, 2000, 2000]])]
+    assert strict(annotations, predictions)["average"]["recall_50"] == pytest.approx(0.95)
 
 
 def test_density_f1_divides_answers_by_predictions() -> None:
