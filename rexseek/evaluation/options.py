@@ -26,6 +26,9 @@ Rows = Annotated[
     int | None,
     typer.Option(min=1, help="Size of the data set: with strict, rows missing from it are misses."),
 ]
+CandidateFile = Annotated[
+    Path | None, typer.Option(help="JSONL with id and candidate_boxes, to judge instead of the annotations'.")
+]
 Source = Annotated[
     str,
     typer.Option(default_factory=str, show_default="what predict noted", help="Where candidates came from."),

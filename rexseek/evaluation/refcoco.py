@@ -1,0 +1,106 @@
+"""RefCOCO prediction files -> `metrics.json` and a table."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rexseek.evaluation.files import located, markdown_table, names_of, read_rows, write_results
+from rexseek.evaluation.predict import file_sha256
+from rexseek.metrics.refcoco import THRESHOLDS, score
+from rexseek.metrics.rows import RowError
+
+Result = Mapping[str, Any]
+
+
+def score_refcoco(
+    annotations: Path,
+    predictions: Sequence[Path],
+    output: Path,
+    *,
+    names: Sequence[str] = (),
+    candidates: Path | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Score prediction files and write `metrics.json` (with several files one in a folder for each name) and
+    `table.md` into `output`.
+
+    Args:
+        annotations: JSONL in HumanRef's schema with one answer box and a `split` a line.
+        predictions: JSONL files in HumanRef's form, one for each model.
+        candidates: JSONL with `id` and `candidate_boxes`, to judge instead of the annotations'.
+
+    Returns:
+        The content of `metrics.json` by name.
+
+    Raises:
+        ValueError: naming file, line and id of what cannot be scored.
+    """
+    named = zip(names_of(predictions, names), predictions, strict=True)
+    results = {name: _score_file(annotations, path, candidates) for name, path in named}
+    write_results(results, output, markdown_report(results))
+    return results
+
+
+def _score_file(annotations: Path, predictions: Path, candidates: Path | None) -> dict[str, Any]:
+    files = {"annotation": annotations, "prediction": predictions, "candidates": candidates or annotations}
+    read = {kind: read_rows(path) for kind, path in files.items()}
+    shown = None if candidates is None else read["candidates"][1]
+    try:
+        result = score(read["annotation"][1], read["prediction"][1], shown)
+    except RowError as error:
+        raise located(error, files[error.kind], read[error.kind][0]) from error
+    return {
+        "annotations": annotations.name,
+        "annotations_sha256": file_sha256(annotations),
+        "predictions": predictions.name,
+        "predictions_sha256": file_sha256(predictions),
+        "candidates": "annotations" if candidates is None else candidates.name,
+        **result.to_dict(),
+    }
+
+
+def table_rows(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows, one for each split and model: hits, accuracies with intervals, candidate recalls."""
+    header = ["Split", "Method", "n", *(f"Acc@{threshold:g}" for threshold in THRESHOLDS.values())]
+    header += [f"candidates @{threshold:g}" for threshold in THRESHOLDS.values()]
+    rows = []
+    for split in dict.fromkeys(name for result in results.values() for name in result["splits"]):
+        for name, result in results.items():
+            block = result["splits"].get(split)
+            if block is None:
+                continue
+            row = [split, name, str(block["count"])]
+            for threshold in THRESHOLDS:
+                low, high = block[f"interval{threshold}"]
+                value = f"{block[f'hits{threshold}']} = {100 * block[f'acc{threshold}']:.1f}"
+                row.append(f"{value} [{100 * low:.1f}, {100 * high:.1f}]")
+            for threshold in THRESHOLDS:
+                recall = block.get(f"candidate_recall{threshold}")
+                row.append("-" if recall is None else f"{100 * recall:.1f}")
+            rows.append(row)
+    return header, rows
+
+
+def markdown_report(results: Mapping[str, Result]) -> str:
+    """The table as Markdown, and what it stands on."""
+    lines = ["# RefCOCO", ""]
+    lines.append(
+        "Hits, percent, 95 % bootstrap interval; candidates: share of answers that one of them reaches."
+    )
+    lines += ["", markdown_table(*table_rows(results)), ""]
+    for name, result in results.items():
+        counts = ", ".join(f"{kind} {count}" for kind, count in result["counts"].items())
+        lines.append(f"- {name}: candidates: {result['candidates']}; lines: {counts}")
+    return "\n".join(lines) + "\n"
+
+
+def show(results: Mapping[str, Result]) -> None:
+    """Print the table on the terminal."""
+    header, rows = table_rows(results)
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
