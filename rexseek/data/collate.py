@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from rexseek.data.sample import Sample
-from rexseek.images import load_image
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import IGNORE_INDEX, MAX_OBJECTS
 
@@ -156,12 +155,7 @@ class PackedCollator:
             return self._empty_image()
         inputs, boxes = [], []
         for sample in samples:
-            image = load_image(sample.image)
-            if image.size != (sample.width, sample.height):
-                raise ValueError(
-                    f"{sample.name}: image {sample.image}: expected {sample.width}x{sample.height} pixels, "
-                    f"got {image.width}x{image.height}"
-                )
+            image = sample.load_image()
             inputs.append(self.processor.image_inputs(image))
             boxes.append(self.processor.transform_boxes(sample.boxes_xyxy_px, *image.size))
         return {
