@@ -42,9 +42,13 @@ def encode_branches(processor: RexSeekProcessor, sample: Sample) -> list[Branch]
     return branches
 
 
-def prefix_length(processor: RexSeekProcessor, sample: Sample) -> int:
-    """Tokens that the sample's branches share; candidates beyond the limit are never shown."""
-    return len(_prefix_ids(processor, sample))
+def prefix_length(processor: RexSeekProcessor, sample: Sample, distractors: int = 0) -> int:
+    """Tokens that the sample's branches share; candidates beyond the limit are never shown.
+
+    Args:
+        distractors: candidates to come.
+    """
+    return len(_prefix_ids(processor, sample, distractors))
 
 
 def branch_lengths(processor: RexSeekProcessor, sample: Sample) -> list[int]:
@@ -56,8 +60,8 @@ def branch_lengths(processor: RexSeekProcessor, sample: Sample) -> list[int]:
     return [len(branch.ids) for branch in encode_branches(processor, sample)]
 
 
-def _prefix_ids(processor: RexSeekProcessor, sample: Sample) -> list[int]:
-    num_objects = min(len(sample.boxes_xyxy_px), MAX_OBJECTS)
+def _prefix_ids(processor: RexSeekProcessor, sample: Sample, distractors: int = 0) -> list[int]:
+    num_objects = min(len(sample.boxes_xyxy_px) + distractors, MAX_OBJECTS)
     return processor.prefix_ids(num_objects, with_image=sample.image is not None)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch.utils.data import Dataset
 
+from rexseek.data.candidates import CandidateOptions
 from rexseek.data.collate import branch_lengths, prefix_length
 from rexseek.data.readers.report import generator_for
 from rexseek.data.sample import Sample, shuffle_candidates
@@ -66,12 +67,33 @@ class Mixture:
         skipped: reason -> number of turns that never fit a row.
     """
 
-    def __init__(self, sources: Sequence[Source], processor: RexSeekProcessor, limits: PackLimits, seed: int):
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        processor: RexSeekProcessor,
+        limits: PackLimits,
+        seed: int,
+        candidates: CandidateOptions | None = None,
+    ):
+        """
+        Args:
+            sources: what is mixed.
+            processor: counts tokens.
+            limits: of a row.
+            seed: of all choices.
+            candidates: jitter and distractors; default: none. A row's length counts all its distractors, also
+                where an image has no room for them.
+        """
         self.sources = tuple(sources)
         self.limits = limits
         self.seed = seed
+        self.candidates = candidates or CandidateOptions()
         self.skipped: Counter = Counter()
-        self._prefix = [[prefix_length(processor, s) for s in source.samples] for source in self.sources]
+        room = self.candidates.room
+        self._prefix = [
+            [prefix_length(processor, s, room(len(s.boxes_xyxy_px))) for s in source.samples]
+            for source in self.sources
+        ]
         self._branches = [[branch_lengths(processor, s) for s in source.samples] for source in self.sources]
         self._fitting = [self._fitting_turns(index) for index in range(len(self.sources))]
         if not any(turns for source in self._fitting for turns in source):
@@ -143,9 +165,9 @@ class Mixture:
         shown = replace(
             sample.with_turns([sample.turns[turn] for turn in row.turns]), supervised=not row.filler
         )
-        return shuffle_candidates(
-            shown, generator_for(self.seed, row.epoch, row.repetition, sample.name, "candidates")
-        )
+        key = (self.seed, row.epoch, row.repetition, sample.name)
+        shown = self.candidates.apply(shown, generator_for(*key, "distractors"))
+        return shuffle_candidates(shown, generator_for(*key, "candidates"))
 
 
 def build_schedule(

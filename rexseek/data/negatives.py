@@ -1,17 +1,18 @@
 """Negatives for referring: expressions that provably fit nothing in an image, to be rejected.
 
 What is proven is as good as what is known. `Sample.absent` holds words that are verified to name or describe
-nothing in the image: the categories of a data set that is annotated exhaustively (RefCOCO's images), or what a
-user lists under `absent` in HumanRef's schema. An expression that mentions such a word, and negates nothing,
-fits nothing. (Names of categories that are absent are asked by the readers of detection themselves.)
+nothing in the image: the categories of a data set that is annotated exhaustively (RefCOCO's images), or what
+a user lists under `absent` in HumanRef's schema. An expression that mentions such a word, and neither denies
+nor lists alternatives, fits nothing. (Names of categories that are absent are asked by the readers of
+detection themselves.)
 
-Two kinds are made: *changed attributes*, a positive expression about the same image with a word replaced by an
-absent one of the same group (`red` by `green`), and *other expressions*, positive for another image.
+Two kinds are made: *changed attributes*, a positive expression about the same image with a word replaced by
+an absent one of the same group (`red` by `green`), and *other expressions*, positive for another image.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,31 +22,21 @@ from rexseek.data.readers.report import ReadReport, generator_for
 from rexseek.data.sample import Sample, Turn
 
 # Words that exclude each other as answers to one question; a changed attribute stays within a group.
-ATTRIBUTES = (
-    frozenset(
-        [
-            "red",
-            "orange",
-            "yellow",
-            "green",
-            "blue",
-            "purple",
-            "pink",
-            "brown",
-            "black",
-            "white",
-            "grey",
-            "gray",
-        ]
-    ),
-    frozenset(["man", "woman", "boy", "girl"]),
-    frozenset(["hat", "cap", "helmet", "hood", "beret"]),
-    frozenset(["shirt", "jacket", "coat", "dress", "sweater", "suit"]),
-    frozenset(["umbrella", "backpack", "handbag", "suitcase", "phone", "book", "bottle", "cup"]),
+ATTRIBUTES = tuple(
+    frozenset(group.split())
+    for group in (
+        "red orange yellow green blue purple pink brown black white grey",
+        "man woman boy girl",
+        "hat cap helmet hood beret",
+        "shirt jacket coat dress sweater suit",
+        "umbrella backpack handbag suitcase phone book bottle cup",
+    )
 )
-_NEGATION = re.compile(
-    r"\b(?:no|not|none|nobody|never|without|neither|nor|except|excluding|lacks?|lacking|isn|aren|doesn|don|"
-    r"other than|rather than|instead of|opposite|un\w+)\b|n't\b",
+# An expression with one of these may fit although it mentions something absent: a denial, a choice, a union.
+_UNSAFE = re.compile(
+    r"\b(?:no|not|none|nobody|nothing|never|without|sans|minus|neither|nor|except|excluding|lacks?|lacking|missing|"
+    r"unlike|like|opposite|other than|rather than|instead of|apart from|aside from|besides|but|or|and|either|"
+    r"(?:is|are|was|were|do|does|did|has|have)n'?t?)\b|n't\b|[,;/&]",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"\w+")
@@ -72,7 +63,7 @@ class NegativeOptions:
 
 
 def add_negatives(samples: Sequence[Sample], options: NegativeOptions, report: ReadReport) -> list[Sample]:
-    """Add turns that are to be rejected; where too few can be proven, the report notes how many are missing."""
+    """Add turns that are to be rejected; if too few can be proven, the report notes how many are missing."""
     elsewhere = _expressions_by_word(samples)
     result = []
     for number, sample in enumerate(samples):
@@ -98,16 +89,18 @@ def add_negatives(samples: Sequence[Sample], options: NegativeOptions, report: R
     return result
 
 
-def drop_rejections(samples: Sequence[Sample], report: ReadReport) -> list[Sample]:
+def without_rejections(samples: Iterable[Sample], report: ReadReport) -> Iterator[Sample]:
     """Leave out the turns whose answer is the refusal (the paper's Table 6, on any data), counted."""
-    result = []
     for sample in samples:
         turns = [turn for turn in sample.turns if not turn.is_rejection]
-        report.skipped["rejection sample dropped"] += len(sample.turns) - len(turns)
+        dropped = len(sample.turns) - len(turns)
+        if dropped:
+            report.skipped["rejection sample"] += dropped
+            report.turns -= dropped
         if turns:
-            result.append(sample.with_turns(turns) if len(turns) < len(sample.turns) else sample)
-    report.samples, report.turns = len(result), sum(len(sample.turns) for sample in result)
-    return result
+            yield sample.with_turns(turns) if dropped else sample
+        else:
+            report.samples -= 1
 
 
 def fits_nothing(expression: str, absent: Sequence[str], kind: str | None = None) -> bool:
@@ -116,10 +109,11 @@ def fits_nothing(expression: str, absent: Sequence[str], kind: str | None = None
     Args:
         expression: any referring expression.
         absent: words that name or describe nothing in the image, in lower case.
-        kind: category of what the expression was written for, if known: then only this word counts, since only
+        kind: category of what the expression was written for, if known: then only this word counts, since
+        only
             it is known to be meant as a category (`orange` may be a colour).
     """
-    if _NEGATION.search(expression):
+    if _UNSAFE.search(expression):
         return False
     return any(word in absent and kind in (None, word) for word in _mentioned(expression))
 
@@ -135,7 +129,14 @@ def _choose(
 ) -> list[tuple[str, str]]:
     """Up to `wanted` (expression, kind of negative) pairs, changed attributes and others in turn."""
     absent = _unambiguous(sample, positive)
-    changed = sorted({text for turn in positive for text in _changed(_expression(turn), absent)})
+    changed = sorted(
+        {
+            text
+            for turn in positive
+            if turn.kind is None  # absent categories say nothing of attributes: an `orange` is a fruit
+            for text in _changed(_expression(turn), absent)
+        }
+    )
     other = sorted({text for word in absent for owner, text in elsewhere.get(word, ()) if owner != number})
     queues = []
     for texts, kind in ((changed, "changed attribute"), (other, "other expression")):
