@@ -42,10 +42,8 @@ def toy_sample(number: int):
     said = [text for domain in ("attribute", "position") for text in narrator.expressions(domain, 3)]
     turns = tuple(Turn(e.text, blocks=((e.text, e.answers),), domain=e.domain) for e in said)
     true = " ".join(w for p in scene.persons for f in ALL_FACTS if f.holds(p) for w in f.wordings)
-    true += " ".join(
-        [person.kind for person in scene.persons] + [thing.colour or "" for thing in scene.things]
-    )
-    absent = [word for word in (*COLOURS, *KINDS) if word not in true.split()]
+    words = true.split() + [person.kind for person in scene.persons] + [str(t.colour) for t in scene.things]
+    absent = [word for word in (*COLOURS, *KINDS) if word not in words]
     boxes = np.array(scene.boxes[: len(scene.persons)], dtype=np.float32)
     size = scene.width, scene.height
     sample = Sample(str(number), "toy", Path("x.jpg"), *size, boxes, turns, absent=tuple(absent))

@@ -16,7 +16,7 @@ from PIL import ExifTags, Image
 from rexseek.data.jsonl import parse_line, raw_lines
 from rexseek.data.sample import Sample
 
-_LISTED = 20  # problems kept in words; all are counted
+_LISTED = 20
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
 
@@ -34,6 +34,7 @@ class ReadReport:
         problems: the first skipped or noted ones, in words.
         lenient: what cannot be used is skipped and counted; else it is an error.
         errors: what cannot be used, in words, if not lenient.
+        listed: so many problems are kept in words; all are counted.
     """
 
     source: str
@@ -46,6 +47,7 @@ class ReadReport:
     problems: list[str] = field(default_factory=list)
     lenient: bool = False
     errors: list[str] = field(default_factory=list)
+    listed: int = _LISTED
 
     @contextmanager
     def annotation(self) -> Iterator[None]:
@@ -61,13 +63,13 @@ class ReadReport:
                 self.skip("unusable", str(error))
                 return
             self.errors.append(str(error))
-            if len(self.errors) == _LISTED:
+            if len(self.errors) == self.listed:
                 self.raise_errors()
 
     def raise_errors(self) -> None:
         """Raise ValueError if annotations could not be used, naming them all."""
-        if len(self.errors) == _LISTED:
-            self.errors.append(f"stopped after {_LISTED} problems; `rexseek data validate` counts them all")
+        if len(self.errors) == self.listed:
+            self.errors.append(f"stopped after {self.listed} problems; `rexseek data validate` counts all")
         if self.errors:
             raise ValueError("\n".join(self.errors))
 
@@ -80,7 +82,7 @@ class ReadReport:
         self._list(f"{reason}: {detail}")
 
     def _list(self, problem: str) -> None:
-        if len(self.problems) < _LISTED:
+        if len(self.problems) < self.listed:
             self.problems.append(problem)
 
     def as_dict(self) -> dict[str, Any]:
