@@ -18,13 +18,13 @@ from transformers import set_seed
 
 from rexseek.data.candidates import CandidateOptions
 from rexseek.data.collate import PackedCollator
-from rexseek.data.mixture import Mixture, PackLimits, Row, ScheduledSamples, Source, build_schedule
+from rexseek.data.mixture import Mixture, PackLimits, Schedule, ScheduledSamples, Source, build_schedule
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
 from rexseek.training.callbacks import LocalLog, MarkComplete, StartLoss, StepTimes
 from rexseek.training.checks import check_config
 from rexseek.training.config import ConfigError, TrainConfig, load_config
-from rexseek.training.setup import find_checkpoint, fingerprint, load_sources, load_start, prepare_process
+from rexseek.training.setup import find_checkpoint, load_sources, load_start, prepare_process
 from rexseek.training.stage import StagePlan, set_trainable
 from rexseek.training.trainer import StageTrainer, training_arguments
 from rexseek.training.validation import HeldOutLoss, detection_counts, detection_scores, own_share
@@ -130,13 +130,13 @@ def _train(
     config: TrainConfig,
     model: RexSeekForConditionalGeneration,
     mixture: Mixture,
-    rows: Sequence[Row],
+    rows: Schedule,
     collator: PackedCollator,
     held_out: HeldOutLoss | None,
     world_size: int,
 ) -> tuple[StageTrainer, StartLoss, StepTimes, float]:
     """Run Trainer over the schedule. Returns it, what its callbacks measured, and the mean training loss."""
-    identity = {"stage": plan.stage, "world_size": world_size, "schedule": fingerprint(rows)}
+    identity = {"stage": plan.stage, "world_size": world_size, "schedule": rows.fingerprint()}
     checkpoint = find_checkpoint(config, identity)
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
@@ -182,21 +182,21 @@ def _validation(
     return metrics
 
 
-def _timing(rows: Sequence[Row], seconds: list[float], batch_size: int, wall: float) -> dict[str, Any]:
+def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) -> dict[str, Any]:
     """Throughput of the steps run in this process' lifetime, all processes together."""
     shown = rows[len(rows) - len(seconds) * batch_size :]
     total = sum(seconds) or float("nan")
     return {
         "steps": len(rows) // batch_size,
         "rows": len(rows),
-        "fillers": sum(row.filler for row in rows),
+        "fillers": int(rows.records["filler"].sum()),
         "timing": {
             "wall_seconds": round(wall, 1),
             "train_seconds": round(total, 1),
             "step_seconds_median": round(statistics.median(seconds), 4) if seconds else None,
             "samples_per_second": round(sum(len(row.turns) for row in shown) / total, 2),
             "images_per_second": round(len(shown) / total, 2),
-            "tokens_per_second": round(sum(row.length for row in shown) / total, 1),
+            "tokens_per_second": round(int(shown.records["length"].sum()) / total, 1),
         },
     }
 

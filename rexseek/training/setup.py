@@ -1,7 +1,5 @@
 """What a run needs before it trains: process, data, starting weights, a checkpoint to resume from."""
 
-import dataclasses
-import hashlib
 import json
 import logging
 import os
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from transformers import CLIPVisionConfig
 
-from rexseek.data.mixture import Row, Source
+from rexseek.data.mixture import Source
 from rexseek.data.readers import ReadReport, option_names
 from rexseek.data.sources import SourceRequest, read_source
 from rexseek.model.checkpoint import initial_model, load_model
@@ -119,14 +117,6 @@ def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, Re
         raise ConfigError([f"{'towers' if config.towers else 'init_from'}: {error}"]) from error
     model.set_attn_implementation(attention)
     return model, RexSeekProcessor.from_tokenizer(tokenizer, model.config)
-
-
-def fingerprint(rows: Sequence[Row]) -> str:
-    """A short hash of a schedule: other data, limits, seed or sizes give another one."""
-    digest = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        digest.update(repr(dataclasses.astuple(row)).encode())
-    return digest.hexdigest()
 
 
 def find_checkpoint(config: TrainConfig, identity: dict[str, Any]) -> str | None:
