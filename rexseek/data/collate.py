@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from rexseek.data.sample import Sample
-from rexseek.images import load_image
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import IGNORE_INDEX, MAX_OBJECTS
 
@@ -43,9 +42,13 @@ def encode_branches(processor: RexSeekProcessor, sample: Sample) -> list[Branch]
     return branches
 
 
-def prefix_length(processor: RexSeekProcessor, sample: Sample) -> int:
-    """Tokens that the sample's branches share; candidates beyond the limit are never shown."""
-    return len(_prefix_ids(processor, sample))
+def prefix_length(processor: RexSeekProcessor, sample: Sample, distractors: int = 0) -> int:
+    """Tokens that the sample's branches share; candidates beyond the limit are never shown.
+
+    Args:
+        distractors: candidates to come.
+    """
+    return len(_prefix_ids(processor, sample, distractors))
 
 
 def branch_lengths(processor: RexSeekProcessor, sample: Sample) -> list[int]:
@@ -57,8 +60,8 @@ def branch_lengths(processor: RexSeekProcessor, sample: Sample) -> list[int]:
     return [len(branch.ids) for branch in encode_branches(processor, sample)]
 
 
-def _prefix_ids(processor: RexSeekProcessor, sample: Sample) -> list[int]:
-    num_objects = min(len(sample.boxes_xyxy_px), MAX_OBJECTS)
+def _prefix_ids(processor: RexSeekProcessor, sample: Sample, distractors: int = 0) -> list[int]:
+    num_objects = min(len(sample.boxes_xyxy_px) + distractors, MAX_OBJECTS)
     return processor.prefix_ids(num_objects, with_image=sample.image is not None)
 
 
@@ -157,12 +160,7 @@ class PackedCollator:
             return self._empty_image()
         inputs, boxes = [], []
         for sample in samples:
-            image = load_image(sample.image)
-            if image.size != (sample.width, sample.height):
-                raise ValueError(
-                    f"{sample.name}: image {sample.image}: expected {sample.width}x{sample.height} pixels, "
-                    f"got {image.width}x{image.height}"
-                )
+            image = sample.load_image()
             inputs.append(self.processor.image_inputs(image))
             boxes.append(self.processor.transform_boxes(sample.boxes_xyxy_px, *image.size))
         return {

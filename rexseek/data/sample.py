@@ -1,12 +1,17 @@
 """What every reader yields: a sample is an image, its candidate boxes, and turns of question and answer."""
 
+import base64
+import binascii
+import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
+from rexseek.images import load_image
 from rexseek.tokens import MAX_OBJECTS, check_plain_text, render_answer
 
 _MENTION = re.compile(r"<obj(\d+)>")
@@ -23,6 +28,7 @@ class Turn:
         domain, sub_domain: of the benchmark's schema, if any.
         id: of the annotation, for reports.
         held_out: the annotation belongs to a combination never seen in training.
+        kind: category of the answers, where the data set says so.
     """
 
     question: str
@@ -32,6 +38,7 @@ class Turn:
     sub_domain: str | None = None
     id: str | None = None
     held_out: bool = False
+    kind: str | None = None
 
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.blocks is None):
@@ -45,6 +52,11 @@ class Turn:
     def answer_text(self) -> str:
         """The text to learn, without the closing token."""
         return render_answer(self.blocks) if self.blocks is not None else self.answer
+
+    @property
+    def is_rejection(self) -> bool:
+        """Whether the answer is the refusal."""
+        return self.blocks is not None and not any(indices for _, indices in self.blocks)
 
     @property
     def objects(self) -> frozenset[int]:
@@ -68,18 +80,56 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class TsvImage:
+    """An image inside a TSV file: a line `key<TAB>base64 of the image file`.
+
+    Attributes:
+        file: the TSV.
+        offset: byte at which the line begins.
+    """
+
+    file: Path
+    offset: int
+
+    def open(self) -> Image.Image:
+        """The image as PIL opens it.
+
+        Raises:
+            ValueError: naming the file and offset.
+        """
+        if not self.file.is_file():
+            raise ValueError(f"image {self}: no such file")
+        with open(self.file, "rb") as file:
+            file.seek(self.offset)
+            columns = file.readline().strip().split(b"\t")
+        if len(columns) != 2:
+            raise ValueError(f"image {self}: expected two columns, got {len(columns)}")
+        encoded = columns[1]
+        if encoded.startswith(b"b'"):  # published files hold Python's way of writing bytes
+            encoded = encoded[2:-1]
+        try:
+            return Image.open(io.BytesIO(base64.b64decode(encoded, validate=True)))
+        except (OSError, SyntaxError, binascii.Error, Image.DecompressionBombError) as error:
+            raise ValueError(f"image {self}: cannot be read ({error})") from error
+
+    def __str__(self) -> str:
+        return f"{self.file} at byte {self.offset}"
+
+
+@dataclass(frozen=True)
 class Sample:
     """An image (or none) with candidate boxes and turns.
 
     Attributes:
         id: unique within its source.
         source: name of the data set, for reports.
-        image: file, or None for text only.
+        image: file, line of a TSV, or None for text only.
         width, height: of the upright image in pixels, None without image.
         boxes_xyxy_px: float32 [O, 4], validated; the order is the file's and is shuffled in training.
         turns: independent branches behind the shared prefix, or
         conversation: True if the turns follow each other in one branch.
         supervised: False for a row that only completes the last batch: it has no loss.
+        absent: words that are verified to name or describe nothing in this image; see `negatives`.
 
     Raises:
         ValueError: naming the sample and the turn, with the value got and what was expected.
@@ -87,13 +137,14 @@ class Sample:
 
     id: str
     source: str
-    image: Path | None
+    image: Path | TsvImage | None
     width: int | None
     height: int | None
     boxes_xyxy_px: np.ndarray
     turns: tuple[Turn, ...]
     conversation: bool = False
     supervised: bool = True
+    absent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         boxes = self.boxes_xyxy_px
@@ -131,6 +182,20 @@ class Sample:
             )
         if len(turn.objects) > MAX_OBJECTS:
             raise ValueError(f"{what}: expected at most {MAX_OBJECTS} objects named, got {len(turn.objects)}")
+
+    def load_image(self) -> Image.Image:
+        """The RGB image, upright.
+
+        Raises:
+            ValueError: it cannot be read, or has another size than the sample says.
+        """
+        image = load_image(self.image.open() if isinstance(self.image, TsvImage) else self.image)
+        if image.size != (self.width, self.height):
+            raise ValueError(
+                f"{self.name}: image {self.image}: expected {self.width}x{self.height} pixels, "
+                f"got {image.width}x{image.height}"
+            )
+        return image
 
     def with_turns(self, turns: Sequence[Turn]) -> "Sample":
         """The same image and boxes with other turns."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from rexseek.data.readers import option_problems
 from rexseek.model.checkpoint import checkpoint_problem
+from rexseek.tokens import MAX_OBJECTS
 from rexseek.training.config import ConfigError, SourceConfig, TrainConfig
 
 
@@ -60,7 +61,16 @@ def _setting_problems(config: TrainConfig, stage: int, world_size: int) -> list[
     expect(
         stage == 1 or config.towers is None, f"towers: only stage 1 starts from towers, this is stage {stage}"
     )
+    expect(
+        0.5 <= config.data.jitter_iou <= 1,
+        f"data.jitter_iou: expected 0.5..1, got {config.data.jitter_iou}",
+    )
+    expect(
+        0 <= config.data.distractors < MAX_OBJECTS,
+        f"data.distractors: expected 0..{MAX_OBJECTS - 1}, got {config.data.distractors}",
+    )
     for place, source in _sources(config):
+        expect(source.negatives >= 0, f"{place}.negatives: expected at least 0, got {source.negatives}")
         expect(source.weight > 0, f"{place}.weight: expected above 0, got {source.weight}")
         expect(
             source.limit is None or source.limit > 0, f"{place}.limit: expected above 0, got {source.limit}"

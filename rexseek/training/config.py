@@ -23,11 +23,12 @@ class ConfigError(ValueError):
 class SourceConfig:
     """One data set of a mixture."""
 
-    reader: str = MISSING  # allava, coco, humanref, llava, regions
+    reader: str = MISSING  # a name in rexseek.data.readers.READERS
     annotations: str = MISSING  # file
     images: str = MISSING  # folder
     weight: float = 1.0  # how often each sample is shown per epoch; 0.5: half of them, other ones each epoch
     limit: int | None = None  # only this many samples, evenly spread over the file
+    negatives: float = 0.0  # expressions that provably fit nothing, per positive one; see data/negatives.py
     options: dict[str, Any] = field(default_factory=dict)  # the reader's keyword arguments
 
 
@@ -39,6 +40,10 @@ class DataConfig:
     validation: list[SourceConfig] = field(default_factory=list)
     max_length: int = 2048  # tokens per packed row; a longer list of expressions is split into several rows
     max_turns: int = 0  # turns per packed row; 0: as many as fit
+    drop_rejections: bool = False  # train without expressions that fit nothing (the paper's Table 6)
+    jitter_iou: float = 1.0  # in training, boxes are moved within this IoU; 1: not
+    distractors: int = 0  # in training, so many wrong boxes are added to an image's candidates
+    cache: str | None = None  # folder for memory-mapped samples, built once; null: all in memory
     workers: int = 0  # data loader processes per rank; 0: load in the training process
     detection_images: int = 64  # validation images on which detection by name is measured (stages 2 and 3)
 

@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,21 @@ import torch
 from omegaconf import OmegaConf
 from transformers import set_seed
 
+from rexseek.data.candidates import CandidateOptions
 from rexseek.data.collate import PackedCollator
-from rexseek.data.mixture import Mixture, PackLimits, Row, ScheduledSamples, Source, build_schedule
+from rexseek.data.mixture import Mixture, PackLimits, Schedule, ScheduledSamples, Source, build_schedule
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
 from rexseek.training.callbacks import LocalLog, MarkComplete, StartLoss, StepTimes
 from rexseek.training.checks import check_config
 from rexseek.training.config import ConfigError, TrainConfig, load_config
-from rexseek.training.setup import find_checkpoint, fingerprint, load_sources, load_start, prepare_process
+from rexseek.training.setup import find_checkpoint, load_sources, load_start, prepare_process
 from rexseek.training.stage import StagePlan, set_trainable
 from rexseek.training.trainer import StageTrainer, training_arguments
 from rexseek.training.validation import HeldOutLoss, detection_counts, detection_scores, own_share
 from rexseek.training.whiten import whiten_object_projector
+
+DETECTION = ("coco:", "lvis:", "objects365:")  # sources whose samples are detection by name
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +78,18 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     rank, world_size = prepare_process(config)
     check_config(config, plan.stage, world_size)
     started = time.time()
-    sources, reports = load_sources(config.data.train, config.seed)
-    held_out_sources, held_out_reports = load_sources(config.data.validation, config.seed)
+    data = config.data
+    sources, reports = load_sources(
+        data.train, config.seed, cache=data.cache, drop_rejections=data.drop_rejections
+    )
+    held_out_sources, held_out_reports = load_sources(data.validation, config.seed, cache=data.cache)
     set_seed(config.seed)
     model, processor = load_start(config)
     learning = set_trainable(model, plan)
     logger.info("stage %d (%s): %d tensors learn", plan.stage, plan.title, len(learning))
-    limits = PackLimits(config.data.max_length, config.data.max_turns)
-    mixture = Mixture(sources, processor, limits, config.seed)
+    limits = PackLimits(data.max_length, data.max_turns)
+    candidates = CandidateOptions(data.jitter_iou, data.distractors)
+    mixture = Mixture(sources, processor, limits, config.seed, candidates)
     optim = config.optim
     rows = build_schedule(
         mixture,
@@ -92,8 +100,8 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     )
     collator = PackedCollator(processor, config.data.max_length)
     if config.model.whiten_object_projector:
-        pool = [sample for source in sources for sample in source.samples]
-        whiten_object_projector(model, collator, pool[: config.model.whiten_object_projector])
+        pool = chain.from_iterable(source.samples for source in sources)
+        whiten_object_projector(model, collator, list(islice(pool, config.model.whiten_object_projector)))
     held_out = None
     if held_out_sources:
         held_out_mixture = Mixture(held_out_sources, processor, limits, config.seed)
@@ -122,13 +130,13 @@ def _train(
     config: TrainConfig,
     model: RexSeekForConditionalGeneration,
     mixture: Mixture,
-    rows: Sequence[Row],
+    rows: Schedule,
     collator: PackedCollator,
     held_out: HeldOutLoss | None,
     world_size: int,
 ) -> tuple[StageTrainer, StartLoss, StepTimes, float]:
     """Run Trainer over the schedule. Returns it, what its callbacks measured, and the mean training loss."""
-    identity = {"stage": plan.stage, "world_size": world_size, "schedule": fingerprint(rows)}
+    identity = {"stage": plan.stage, "world_size": world_size, "schedule": rows.fingerprint()}
     checkpoint = find_checkpoint(config, identity)
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
@@ -161,7 +169,7 @@ def _validation(
     if held_out is not None:
         after = held_out(model)
         metrics = {"eval_loss": after["loss"], "eval_loss_by_source": after["loss_by_source"]}
-    samples = [sample for source in sources if source.name.startswith("coco:") for sample in source.samples]
+    samples = [sample for source in sources if source.name.startswith(DETECTION) for sample in source.samples]
     if plan.detection_recall and samples:
         counts = detection_counts(
             model, processor, own_share(samples, config.data.detection_images, rank, world_size)
@@ -174,21 +182,21 @@ def _validation(
     return metrics
 
 
-def _timing(rows: Sequence[Row], seconds: list[float], batch_size: int, wall: float) -> dict[str, Any]:
+def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) -> dict[str, Any]:
     """Throughput of the steps run in this process' lifetime, all processes together."""
     shown = rows[len(rows) - len(seconds) * batch_size :]
     total = sum(seconds) or float("nan")
     return {
         "steps": len(rows) // batch_size,
         "rows": len(rows),
-        "fillers": sum(row.filler for row in rows),
+        "fillers": int(rows.records["filler"].sum()),
         "timing": {
             "wall_seconds": round(wall, 1),
             "train_seconds": round(total, 1),
             "step_seconds_median": round(statistics.median(seconds), 4) if seconds else None,
             "samples_per_second": round(sum(len(row.turns) for row in shown) / total, 2),
             "images_per_second": round(len(shown) / total, 2),
-            "tokens_per_second": round(sum(row.length for row in shown) / total, 1),
+            "tokens_per_second": round(int(shown.records["length"].sum()) / total, 1),
         },
     }
 

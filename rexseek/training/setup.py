@@ -1,7 +1,5 @@
 """What a run needs before it trains: process, data, starting weights, a checkpoint to resume from."""
 
-import dataclasses
-import hashlib
 import json
 import logging
 import os
@@ -13,8 +11,9 @@ from typing import Any
 import torch
 from transformers import CLIPVisionConfig
 
-from rexseek.data.mixture import Row, Source
-from rexseek.data.readers import READERS, ReadReport, option_names
+from rexseek.data.mixture import Source
+from rexseek.data.readers import ReadReport, option_names
+from rexseek.data.sources import SourceRequest, read_source
 from rexseek.model.checkpoint import initial_model, load_model
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor, load_processor
@@ -50,8 +49,15 @@ def prepare_process(config: TrainConfig) -> tuple[int, int]:
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def load_sources(configs: Sequence[SourceConfig], seed: int) -> tuple[list[Source], list[ReadReport]]:
+def load_sources(
+    configs: Sequence[SourceConfig], seed: int, *, cache: str | None = None, drop_rejections: bool = False
+) -> tuple[list[Source], list[ReadReport]]:
     """Read the data sets of a mixture; what a reader left out is logged.
+
+    Args:
+        configs: of the data sets.
+        seed: of readers that take one, and of negatives.
+        cache, drop_rejections: see `DataConfig`.
 
     Raises:
         ConfigError: wrong data, naming file and line.
@@ -62,7 +68,16 @@ def load_sources(configs: Sequence[SourceConfig], seed: int) -> tuple[list[Sourc
         if "seed" in option_names(config.reader):
             options.setdefault("seed", seed)
         try:
-            samples, report = READERS[config.reader](Path(config.annotations), Path(config.images), **options)
+            request = SourceRequest(
+                config.reader,
+                Path(config.annotations),
+                Path(config.images),
+                options,
+                config.negatives,
+                drop_rejections,
+                seed,
+            )
+            samples, report = read_source(request, None if cache is None else Path(cache))
         except ValueError as error:
             raise ConfigError([str(error)]) from error
         if config.limit is not None and config.limit < len(samples):
@@ -102,14 +117,6 @@ def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, Re
         raise ConfigError([f"{'towers' if config.towers else 'init_from'}: {error}"]) from error
     model.set_attn_implementation(attention)
     return model, RexSeekProcessor.from_tokenizer(tokenizer, model.config)
-
-
-def fingerprint(rows: Sequence[Row]) -> str:
-    """A short hash of a schedule: other data, limits, seed or sizes give another one."""
-    digest = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        digest.update(repr(dataclasses.astuple(row)).encode())
-    return digest.hexdigest()
 
 
 def find_checkpoint(config: TrainConfig, identity: dict[str, Any]) -> str | None:

@@ -10,7 +10,6 @@ from torch import nn
 from rexseek.data.collate import PackedCollator
 from rexseek.data.mixture import Mixture, Row
 from rexseek.data.sample import Sample
-from rexseek.images import load_image
 from rexseek.model.decoding import answer_expressions, encode_prefix
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import IGNORE_INDEX, MAX_OBJECTS
@@ -91,7 +90,7 @@ def detection_counts(
         wanted = {name: set(indices) for turn in sample.turns for name, indices in turn.blocks or ()}
         if not wanted or not len(sample.boxes_xyxy_px):
             continue
-        prefix = encode_prefix(model, processor, load_image(sample.image), sample.boxes_xyxy_px)
+        prefix = encode_prefix(model, processor, sample.load_image(), sample.boxes_xyxy_px)
         for name, answer in zip(
             wanted, answer_expressions(model, processor, prefix, list(wanted)), strict=True
         ):

@@ -1,9 +1,11 @@
 """What a reader did with a file, and the helpers that all readers share."""
 
+import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
-from rexseek.data.jsonl import read_jsonl
+from rexseek.data.jsonl import parse_line, raw_lines
+from rexseek.data.sample import Sample
 
-_LISTED = 20  # problems kept in words; all are counted
+_LISTED = 20
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
 
@@ -29,6 +32,9 @@ class ReadReport:
         skipped: reason -> number of annotations left out.
         noted: reason -> number of annotations that were kept and are worth knowing about.
         problems: the first skipped or noted ones, in words.
+        lenient: what cannot be used is skipped and counted; else it is an error.
+        errors: what cannot be used, in words, if not lenient.
+        listed: so many problems are kept in words; all are counted.
     """
 
     source: str
@@ -39,6 +45,33 @@ class ReadReport:
     skipped: Counter = field(default_factory=Counter)
     noted: Counter = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    lenient: bool = False
+    errors: list[str] = field(default_factory=list)
+    listed: int = _LISTED
+
+    @contextmanager
+    def annotation(self) -> Iterator[None]:
+        """What is read inside is one annotation: a ValueError skips it (lenient), or is kept for the end.
+
+        Raises:
+            ValueError: as many annotations as are listed cannot be used.
+        """
+        try:
+            yield
+        except ValueError as error:
+            if self.lenient:
+                self.skip("unusable", str(error))
+                return
+            self.errors.append(str(error))
+            if len(self.errors) == self.listed:
+                self.raise_errors()
+
+    def raise_errors(self) -> None:
+        """Raise ValueError if annotations could not be used, naming them all."""
+        if len(self.errors) == self.listed:
+            self.errors.append(f"stopped after {self.listed} problems; `rexseek data validate` counts all")
+        if self.errors:
+            raise ValueError("\n".join(self.errors))
 
     def skip(self, reason: str, detail: str) -> None:
         self.skipped[reason] += 1
@@ -49,7 +82,7 @@ class ReadReport:
         self._list(f"{reason}: {detail}")
 
     def _list(self, problem: str) -> None:
-        if len(self.problems) < _LISTED:
+        if len(self.problems) < self.listed:
             self.problems.append(problem)
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,18 +111,27 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}:{error.lineno}: expected JSON, got {error.msg}") from error
 
 
-def read_json_lines(path: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_json_lines(
+    path: Path, keys: tuple[str, ...], report: ReadReport
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Pairs of `file:line` and the object on that line; blank lines are passed over.
 
+    A line that is no JSON object or lacks one of `keys` is a problem of the report.
+
     Raises:
-        ValueError: missing file; a line that is no JSON object or lacks one of `keys`.
+        ValueError: missing file.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such annotation file")
-    for number, row in read_jsonl(path):
-        where = f"{path}:{number}"
-        require_keys(row, keys, where)
-        yield where, row
+    for number, raw in raw_lines(path):
+        report.rows += 1
+        row = None
+        with report.annotation():
+            parsed = parse_line(raw, number, path)
+            require_keys(parsed, keys, f"{path}:{number}")
+            row = parsed
+        if row is not None:
+            yield f"{path}:{number}", row
 
 
 def require_keys(row: Any, keys: tuple[str, ...], where: str) -> None:
@@ -99,6 +141,50 @@ def require_keys(row: Any, keys: tuple[str, ...], where: str) -> None:
     missing = [key for key in keys if key not in row]
     if missing:
         raise ValueError(f"{where}: expected the keys {', '.join(keys)}, missing {', '.join(missing)}")
+
+
+def require_list(value: Any, what: str) -> list:
+    """The value, or ValueError if it is no list."""
+    if not isinstance(value, list):
+        raise ValueError(f"{what}: expected a list, got {value!r:.80}")
+    return value
+
+
+def reader(source: str) -> Callable[[Callable[..., Iterator[Sample]]], Callable]:
+    """Make a reader of a generator `(report, annotations, images, *, options) -> samples`.
+
+    The reader takes (annotations, images, *, lenient=False, options) and returns (samples, report); its
+    attribute `stream` is the same with samples that are read one by one. With `lenient` what cannot be used
+    is skipped, counted and listed; else it is an error that names all problems, up to a limit.
+
+    Args:
+        source: name of the data set in reports.
+    """
+
+    def decorate(generate: Callable[..., Iterator[Sample]]) -> Callable:
+        def stream(
+            annotations: Path, images: Path, *, lenient: bool = False, **options: Any
+        ) -> tuple[Iterator[Sample], ReadReport]:
+            report = ReadReport(source, str(annotations), lenient=lenient)
+            return _counted(generate(report, annotations, images, **options), report), report
+
+        @functools.wraps(generate)
+        def read(annotations: Path, images: Path, **options: Any) -> tuple[list[Sample], ReadReport]:
+            samples, report = stream(annotations, images, **options)
+            return list(samples), report
+
+        read.stream = stream
+        return read
+
+    return decorate
+
+
+def _counted(samples: Iterator[Sample], report: ReadReport) -> Iterator[Sample]:
+    for sample in samples:
+        report.samples += 1
+        report.turns += len(sample.turns)
+        yield sample
+    report.raise_errors()
 
 
 def _text(path: Path) -> str:
@@ -120,10 +206,15 @@ def image_size(path: Path, where: str) -> tuple[int, int]:
         raise ValueError(f"{where}: image {path}: no such file")
     try:
         with Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
+            return upright_size(image)
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"{where}: image {path}: cannot be read ({error})") from error
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height after EXIF orientation, without decoding the pixels."""
+    width, height = image.size
+    turned = image.getexif().get(ExifTags.Base.Orientation) in _TURNED
     return (height, width) if turned else (width, height)
 
 

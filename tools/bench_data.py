@@ -1,0 +1,157 @@
+"""Measure the data path: memory and start-up of a large COCO-style set, and reading against plain json and PIL.
+
+    python tools/bench_data.py [--rows 2000000] [--processor assets/tiny/stage4] [--folder DIR]
+
+The large set is synthetic: `rows` images with one to three instances, no image files. Each step runs in a process
+of its own: building the cache, a second start (samples, token counts, schedule of an epoch), and reading all rows.
+The last line is JSON: seconds, and peak resident memory in MiB (of which `anon` is no mapped file).
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from rexseek.data.mixture import Mixture, PackLimits, ScheduledSamples, Source, build_schedule
+from rexseek.data.sources import SourceRequest, read_source
+from rexseek.processor import load_processor
+
+REPEATS = 5
+PHOTOS = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--processor", type=Path, default=Path("assets/tiny/stage4"))
+    parser.add_argument("--folder", type=Path, help="keep the files here; default: a temporary folder")
+    parser.add_argument("--step", choices=("build", "start", "iterate"), help=argparse.SUPPRESS)
+    parsed = parser.parse_args()
+    if parsed.step:
+        print(json.dumps(run_step(parsed.step, parsed.folder, parsed.processor)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = parsed.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_instances(folder / "instances.json", parsed.rows)
+        result = {"rows": parsed.rows, "file_mib": round((folder / "instances.json").stat().st_size / 2**20)}
+        for step in (
+            "build",
+            "start",
+            "start",
+            "iterate",
+        ):  # the first start counts tokens, the second finds them
+            name = "first_start" if step == "start" and "first_start" not in result else step
+            command = [sys.executable, __file__, "--step", step, "--folder", str(folder)]
+            run = subprocess.run(
+                [*command, "--processor", str(parsed.processor)], capture_output=True, text=True, check=True
+            )
+            result[name] = json.loads(run.stdout.splitlines()[-1])
+            print(name, result[name])
+        result |= reading(folder / "photos")
+    print(json.dumps(result))
+
+
+def write_instances(path: Path, rows: int) -> None:
+    """A COCO instances file of so many images, written piece by piece."""
+    rng = random.Random(0)
+    counts = [rng.randint(1, 3) for _ in range(rows)]
+    with open(path, "w") as file:
+        names = [{"id": number, "name": f"category {number}"} for number in range(1, 81)]
+        file.write(f'{{"categories": {json.dumps(names)}, "images": [')
+        for number in range(rows):
+            row = {"id": number, "file_name": f"{number:012d}.jpg", "width": 640, "height": 480}
+            file.write((", " if number else "") + json.dumps(row))
+        file.write('], "annotations": [')
+        order = [number for number, count in enumerate(counts) for _ in range(count)]
+        rng.shuffle(order)
+        for number, image in enumerate(order):
+            box = [rng.uniform(0, 300), rng.uniform(0, 200), rng.uniform(10, 300), rng.uniform(10, 200)]
+            row = {
+                "id": number,
+                "image_id": image,
+                "category_id": rng.randint(1, 80),
+                "bbox": box,
+                "iscrowd": 0,
+            }
+            file.write((", " if number else "") + json.dumps(row))
+        file.write("]}")
+
+
+def run_step(step: str, folder: Path, processor: Path) -> dict[str, float]:
+    """One step, in this process."""
+    request = SourceRequest("coco", folder / "instances.json", folder, {"check_images": False})
+    start = time.perf_counter()
+    samples, _ = read_source(request, folder / "cache")
+    if step == "start":
+        mixture = Mixture([Source("coco", samples)], load_processor(processor), PackLimits(2048), 0)
+        rows = build_schedule(mixture, batch_size=128, micro_batch_size=4, epochs=1, steps=None)
+        ScheduledSamples(mixture, rows)[0]
+    if step == "iterate":
+        boxes = sum(len(sample.boxes_xyxy_px) for sample in samples)
+        assert boxes > len(samples)
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    mib = {
+        name: round(int(status[key].split()[0]) / 1024)
+        for name, key in (("peak", "VmHWM"), ("anon", "RssAnon"))
+    }
+    return {
+        "seconds": round(time.perf_counter() - start, 1),
+        "peak_mib": mib["peak"],
+        "anon_mib": mib["anon"],
+    }
+
+
+def reading(folder: Path) -> dict[str, float]:
+    """Samples and pixels out of the cache against plain json and PIL; both sides agree."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    lines = []
+    for number in range(PHOTOS):
+        coarse = rng.integers(0, 256, (30, 40, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((640, 480)).save(folder / f"{number}.jpg", quality=90)
+        boxes = [[10, 10, 200, 300], [220, 20, 400, 400]]
+        keys = {"id": number, "image_name": f"{number}.jpg", "referring": "the left one"}
+        lines.append(json.dumps({**keys, "candidate_boxes": boxes, "answer_boxes": boxes[:1]}))
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    samples, _ = read_source(SourceRequest("humanref", folder / "a.jsonl", folder), folder / "cache")
+
+    def ours() -> float:
+        return sum(
+            float(s.boxes_xyxy_px.sum()) + s.load_image().getpixel((5, 5))[0]
+            for s in map(samples.__getitem__, range(PHOTOS))
+        )
+
+    def plain() -> float:
+        total = 0.0
+        for line in open(folder / "a.jsonl"):
+            row = json.loads(line)
+            with Image.open(folder / row["image_name"]) as image:
+                total += float(np.sum(row["candidate_boxes"])) + image.convert("RGB").getpixel((5, 5))[0]
+        return total
+
+    assert ours() == plain()
+    seconds = {"ours": [], "plain": []}
+    for _ in range(REPEATS):
+        for name, side in (("ours", ours), ("plain", plain)):
+            start = time.process_time()
+            side()
+            seconds[name].append(time.process_time() - start)
+    rates = {name: PHOTOS / statistics.median(values) for name, values in seconds.items()}
+    return {
+        "samples_per_cpu_second": round(rates["ours"], 1),
+        "plain_samples_per_cpu_second": round(rates["plain"], 1),
+        "ratio_samples_per_second": round(rates["ours"] / rates["plain"], 3),
+    }
+
+
+if __name__ == "__main__":
+    main()
