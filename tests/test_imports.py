@@ -37,7 +37,7 @@ KNOWS = {
 EVERYTHING = {*KNOWS, "cli"}
 KNOWS["cli"] = EVERYTHING
 
-EXTRAS = {"deepspeed", "peft", "datasets", "open_clip", "omegaconf", "wandb"}  # train
+EXTRAS = {"deepspeed", "peft", "datasets", "open_clip", "omegaconf", "wandb", "ijson"}  # train
 EXTRAS |= {"pycocotools", "matplotlib", "gradio", "supervision"}  # eval, demo
 FILE_LINES, FUNCTION_LINES, SCRIPT_LINES = 400, 60, 40
 

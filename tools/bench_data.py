@@ -1,10 +1,11 @@
-"""Measure the data path: memory and start-up of a large COCO-style set, and reading against plain json and PIL.
+"""Measure memory and start-up of a large COCO-style set, and reading against plain json and PIL.
 
     python tools/bench_data.py [--rows 2000000] [--processor assets/tiny/stage4] [--folder DIR]
 
-The large set is synthetic: `rows` images with one to three instances, no image files. Each step runs in a process
-of its own: building the cache, a second start (samples, token counts, schedule of an epoch), and reading all rows.
-The last line is JSON: seconds, and peak resident memory in MiB (of which `anon` is no mapped file).
+The large set is synthetic: `rows` images with one to three instances, no image files. Each step runs in a
+process of its own: building the cache, a first start (counts tokens), another start (samples, token counts,
+schedule of an epoch), and reading all rows. The last line is JSON: wall and CPU seconds, and resident memory
+in MiB (`peak` with mapped files, `anon` without, at the end).
 """
 
 import argparse
@@ -42,13 +43,9 @@ def main() -> None:
         folder = parsed.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         write_instances(folder / "instances.json", parsed.rows)
-        result = {"rows": parsed.rows, "file_mib": round((folder / "instances.json").stat().st_size / 2**20)}
-        for step in (
-            "build",
-            "start",
-            "start",
-            "iterate",
-        ):  # the first start counts tokens, the second finds them
+        size = (folder / "instances.json").stat().st_size
+        result = {"rows": parsed.rows, "file_mib": round(size / 2**20)}
+        for step in ("build", "start", "start", "iterate"):
             name = "first_start" if step == "start" and "first_start" not in result else step
             command = [sys.executable, __file__, "--step", step, "--folder", str(folder)]
             run = subprocess.run(
@@ -89,7 +86,7 @@ def write_instances(path: Path, rows: int) -> None:
 def run_step(step: str, folder: Path, processor: Path) -> dict[str, float]:
     """One step, in this process."""
     request = SourceRequest("coco", folder / "instances.json", folder, {"check_images": False})
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     samples, _ = read_source(request, folder / "cache")
     if step == "start":
         mixture = Mixture([Source("coco", samples)], load_processor(processor), PackLimits(2048), 0)
@@ -99,14 +96,11 @@ def run_step(step: str, folder: Path, processor: Path) -> dict[str, float]:
         boxes = sum(len(sample.boxes_xyxy_px) for sample in samples)
         assert boxes > len(samples)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    mib = {
-        name: round(int(status[key].split()[0]) / 1024)
-        for name, key in (("peak", "VmHWM"), ("anon", "RssAnon"))
-    }
     return {
         "seconds": round(time.perf_counter() - start, 1),
-        "peak_mib": mib["peak"],
-        "anon_mib": mib["anon"],
+        "cpu_seconds": round(time.process_time() - cpu, 1),
+        "peak_mib": round(int(status["VmHWM"].split()[0]) / 1024),
+        "anon_mib": round(int(status["RssAnon"].split()[0]) / 1024),
     }
 
 
@@ -125,14 +119,15 @@ def reading(folder: Path) -> dict[str, float]:
     samples, _ = read_source(SourceRequest("humanref", folder / "a.jsonl", folder), folder / "cache")
 
     def ours() -> float:
-        return sum(
-            float(s.boxes_xyxy_px.sum()) + s.load_image().getpixel((5, 5))[0]
-            for s in map(samples.__getitem__, range(PHOTOS))
-        )
+        total = 0.0
+        for index in range(PHOTOS):
+            sample = samples[index]
+            total += float(sample.boxes_xyxy_px.sum()) + sample.load_image().getpixel((5, 5))[0]
+        return total
 
     def plain() -> float:
         total = 0.0
-        for line in open(folder / "a.jsonl"):
+        for line in (folder / "a.jsonl").read_text().splitlines():
             row = json.loads(line)
             with Image.open(folder / row["image_name"]) as image:
                 total += float(np.sum(row["candidate_boxes"])) + image.convert("RGB").getpixel((5, 5))[0]

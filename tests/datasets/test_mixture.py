@@ -1,9 +1,11 @@
 """Mixtures and schedules."""
 
+import hashlib
 from collections import Counter
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from rexseek.data.mixture import Mixture, PackLimits, Row, ScheduledSamples, Source, build_schedule
 from rexseek.data.sample import Sample, Turn
@@ -68,6 +70,32 @@ def test_the_schedule_depends_on_the_seed_alone(tiny_processor: RexSeekProcessor
 
     assert schedule(1) == schedule(1) and len(schedule(1)) == 28
     assert schedule(1) != schedule(2)
+
+
+def test_the_order_of_existing_recipes_stays(tiny_processor: RexSeekProcessor) -> None:
+    """The hash was taken from the list of rows that was built one by one before rows were arrays."""
+    source = Source("a", [sample(number, 1 + number % 7) for number in range(30)], 1.5)
+    rows = build_schedule(
+        mixture(tiny_processor, source, turns=3), batch_size=8, micro_batch_size=2, epochs=2, steps=None
+    )
+    order = repr([(row.source, row.sample, row.epoch, row.repetition, row.turns, row.filler) for row in rows])
+    assert hashlib.blake2b(order.encode(), digest_size=8).hexdigest() == "89434f7aa71ae3da"
+
+
+def test_workers_and_a_resumed_run_see_the_same_samples(tiny_processor: RexSeekProcessor) -> None:
+    mixed = mixture(tiny_processor, Source("a", [sample(number, 5) for number in range(9)]))
+    rows = build_schedule(mixed, batch_size=4, micro_batch_size=2, epochs=None, steps=6)
+    data = ScheduledSamples(mixed, rows)
+    alone = [repr(data[index]) for index in range(len(data))]
+    loader = DataLoader(data, batch_size=2, num_workers=2, collate_fn=lambda items: [repr(i) for i in items])
+    assert [text for batch in loader for text in batch] == alone
+    again = build_schedule(mixed, batch_size=4, micro_batch_size=2, epochs=None, steps=6)
+    rest = ScheduledSamples(mixed, again[12:])
+    assert [repr(rest[index]) for index in range(len(rest))] == alone[12:]
+    assert again == rows and again.fingerprint() == rows.fingerprint()
+    other = mixture(tiny_processor, Source("a", [sample(number, 5) for number in range(9)]), seed=1)
+    changed = build_schedule(other, batch_size=4, micro_batch_size=2, epochs=None, steps=6)
+    assert changed.fingerprint() != rows.fingerprint()
 
 
 def test_batches_hold_rows_of_similar_length(tiny_processor: RexSeekProcessor) -> None:
