@@ -61,10 +61,10 @@ def parse_answer(
         raise ValueError(f"parser {parser!r}, expected one of {', '.join(PARSERS)}")
     if not text.strip():
         return ParsedAnswer((), EMPTY)
-    if parser == "official":
-        raw = list(_boxes_in(_json_value(text)))
-    else:
-        raw = _tolerant_boxes(text)
+    try:
+        raw = list(_boxes_in(_json_value(text))) if parser == "official" else _tolerant_boxes(text)
+    except RecursionError:  # brackets nested a thousand times
+        raw = []
     boxes: dict[tuple[float, ...], tuple[float, float, float, float]] = {}
     for box in raw[:MAX_BOXES]:
         placed = _place(box, width, height, box_format)
@@ -90,7 +90,7 @@ def _decode(text: str, start: int) -> tuple[Any, int | None]:
     """(value, end) of the JSON value that starts there; the end is None if there is none."""
     try:
         return json.JSONDecoder().raw_decode(text, start)
-    except (json.JSONDecodeError, RecursionError):  # RecursionError: nested a thousand times
+    except json.JSONDecodeError:
         return None, None
 
 

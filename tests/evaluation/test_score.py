@@ -110,6 +110,18 @@ def test_absent_domains_and_points(tmp_path: Path) -> None:
     assert f"| a\\|b (points) | 100.0 | 100.0 | 100.0 |{' - |' * 12} 100.0 | 100.0 | 100.0 | - |" in report
 
 
+def test_annotations_that_are_all_rejections(tmp_path: Path) -> None:
+    """The released script crashes in its table."""
+    annotations = write(tmp_path / "a.jsonl", [annotation(n, "rejection", 0, False) for n in (1, 2)])
+    answers = [{"id": 1, "extracted_predictions": [[]]}, {"id": 2, "extracted_predictions": BOXES}]
+    predictions = write(tmp_path / "p.jsonl", answers)
+    for protocol in ("official", "strict"):
+        result = score_file(annotations, predictions, protocol)
+        assert (result["average"], result["rejection_score"], result["rejection_total"]) == (None, 1, 2)
+        assert result["intervals"]["rejection"] == (0.0, 1.0)
+        assert "| p | - | - | - | 50.0 [0.0, 100.0] |" in markdown_report({"p": result})
+
+
 def test_errors_name_file_and_line(
     files: tuple[Path, Path], tmp_path: Path, script: Callable[..., tuple[int, str]]
 ) -> None:

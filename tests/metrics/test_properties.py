@@ -127,7 +127,7 @@ def test_a_missing_line_is_never_right_in_strict(data: Any, choice: st.DataObjec
 @given(data_sets(), st.sampled_from(["official", "strict"]))
 def test_figures_are_rates(data: Any, protocol: str) -> None:
     result = figures(*data, protocol)
-    assert all(0 <= value <= 1 for value in result.values())
+    assert all(0 <= value <= 1 + 1e-12 for value in result.values())
     if result:
-        assert result["density_f1_50"] >= result["density_f1_mean"]
-        assert result["recall_50"] >= result["recall_mean"]
+        for name in ("recall", "precision", "density_f1"):  # the mean of ten equal numbers may round up
+            assert result[f"{name}_50"] >= result[f"{name}_mean"] - 1e-12
