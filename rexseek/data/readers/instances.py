@@ -19,7 +19,7 @@ from rexseek.data.sample import Sample, Turn
 from rexseek.tokens import MAX_OBJECTS, check_plain_text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be millions
 class ImageRow:
     """One entry of `images`.
 
@@ -177,15 +177,15 @@ def _with_annotations(
             category.append(name)
             boxes.extend(box)
             ids.append(entry["id"])
-    order = np.argsort(np.frombuffer(image, dtype=np.int64), kind="stable") if ids else np.zeros(0, int)
-    column = np.asarray(ids)[order] if all(type(value) is int for value in ids) else [ids[i] for i in order]
+    order = np.argsort(np.array(image, dtype=np.int64), kind="stable")
+    plain = all(type(value) is int for value in ids)
     return InstanceTable(
         images,
         list(names.values()),
         np.array(image, dtype=np.int64)[order],
         np.array(category, dtype=np.int64)[order],
         np.array(boxes, dtype=np.float64).reshape(-1, 4)[order],
-        column,
+        np.array(ids, dtype=np.int64)[order] if plain else [ids[index] for index in order],
         frozenset(crowds),
     )
 
