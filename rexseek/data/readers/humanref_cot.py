@@ -2,10 +2,10 @@
 
 Written against the published viewer (`tools/visualize_humanref_cot.py` of IDEA-Research/Rex-Thinker). A line
 of `NAME.annotations.tsv` is the byte offset of a line in `NAME.images.tsv` and a JSON object with `gt_boxes`,
-which the viewer draws as x, y, width, height in pixels (its docstring also says corners: such boxes would be
 which the viewer draws as x, y, width, height in pixels (its docstring also says corners: many such boxes
 would be refused as lying outside, some would pass), and `region_map`, expression -> indices of boxes. A line
 of the images is a key and a base64 file.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
