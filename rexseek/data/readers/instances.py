@@ -14,7 +14,14 @@ import numpy as np
 
 from rexseek.boxes import validate_boxes_xyxy_px, xywh_to_xyxy
 from rexseek.data.prompts import QuestionStyle, detection_question
-from rexseek.data.readers.report import ReadReport, generator_for, image_size, read_json, require_keys
+from rexseek.data.readers.report import (
+    ReadReport,
+    generator_for,
+    image_size,
+    read_json,
+    reader,
+    require_keys,
+)
 from rexseek.data.sample import Sample, Turn
 from rexseek.tokens import MAX_OBJECTS, check_plain_text
 
@@ -41,7 +48,7 @@ class ImageRow:
 
 @dataclass(frozen=True)
 class Asking:
-    """How instances become questions; see `read_coco` for the options."""
+    """How instances become questions; see `instance_reader` for the options."""
 
     question_style: QuestionStyle
     max_phrases: int
@@ -90,6 +97,63 @@ class InstanceTable:
         if possible is None:
             possible = (name for n, name in enumerate(self.names) if (place, n) not in self.crowds)
         return sorted(set(possible) - present)
+
+
+def instance_reader(
+    source: str,
+    category_name: Callable[[dict], str],
+    image_row: Callable[[Path, Any, dict[Any, str]], ImageRow],
+) -> Callable:
+    """Make the reader of a data set in this format: `Please detect person; dog in this image.`
+
+    Args:
+        source: name of the data set.
+        category_name: the phrase that asks for a category.
+        image_row: an entry of `images`, given the file and the names of its categories by id.
+    """
+
+    @reader(source)
+    def read_instances(
+        report: ReadReport,
+        annotations: Path,
+        images: Path,
+        *,
+        question_style: QuestionStyle = "mixed",
+        max_phrases: int = 3,
+        absent_ratio: float = 0.5,
+        seed: int = 0,
+        check_images: bool = True,
+    ) -> Iterator[Sample]:
+        """Read instances. Every category present in an image is asked once; absent ones are mixed in.
+
+        Args:
+            annotations: instances file; boxes xywh in pixels.
+            images: folder of the images.
+            question_style: the released template, paraphrases, or both mixed.
+            max_phrases: a question asks for 1 to this many names.
+            absent_ratio: absent names asked per present one (rounded up, as far as there are any).
+            seed: chooses names, grouping and wording.
+            check_images: open every image and compare its size with the file's. Without, a wrong size is an
+                error when the image is loaded.
+
+        Raises:
+            ValueError: naming file and annotation id.
+        """
+        asking = Asking(question_style, max_phrases, absent_ratio, seed, check_images)
+        table = read_table(
+            annotations, report, category_name, lambda entry, names: image_row(annotations, entry, names)
+        )
+        yield from instance_samples(table, report, annotations, images, source, asking)
+
+    return read_instances
+
+
+def checked_size(entry: dict[str, Any], where: str) -> tuple[int, int]:
+    """Width and height, or ValueError if they are no positive integers."""
+    size = entry["width"], entry["height"]
+    if any(type(value) is not int or value < 1 for value in size):
+        raise ValueError(f"{where}: expected width and height in pixels, got {size[0]!r} and {size[1]!r}")
+    return size
 
 
 def stream_items(path: Path, key: str) -> Iterator[Any]:
