@@ -173,7 +173,7 @@ class Narrator:
         position = self.rng.choice(unique)
         thing, name = self.scene.things[position], names[position]
         if name == "car" and self.rng.random() < 0.5:
-            name = f"{thing.colour} car"
+            name = thing.words
         box = self.scene.boxes[len(self.scene.persons) + position]
         if kind == "next to":
             answers = next_to(self.scene, box, thing.row)
