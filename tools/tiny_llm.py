@@ -14,7 +14,7 @@ Lessons, in order:
 An object is written as the RexSeek prompt has it, `<obj3>` and one place for its feature. At that place
 stands the object's description as one vector (`Describer`). From indices alone, finding all objects that fit
 a phrase is learned slowly; one attention head is therefore shown, from facts on, which objects to look at
-(`attention_loss`): a quarter of an hour of training instead of more than an hour.
+(`attention_loss`): 46 % exact answers after 400 steps of single facts, against 24 % without (one run each).
 """
 
 import logging
@@ -100,7 +100,7 @@ class Student:
             eos_token_id=tokenizer.convert_tokens_to_ids(IM_END),
             pad_token_id=tokenizer.pad_token_id,
         )
-        # Compiled, plain attention takes a third of the time of the fused kernel's backward pass on a CPU.
+        # Compiled, plain attention makes a step a fifth shorter than the CPU's fused kernel.
         self.model = Qwen2ForCausalLM._from_config(config, attn_implementation="eager")
         self.compiled = torch.compile(self.model.model, dynamic=True)
         self.describer, self.scale = Describer(phrases, tokenizer), 1.0
@@ -255,8 +255,7 @@ def _recall_loss(student: Student, words: Tensor, length: int, rows: int, questi
 def _learn_recall(student: Student, words: Tensor, learning_rate: float) -> None:
     open_words, smooth = _RECALL_WORDS, 9.0
     for step in range(_RECALL_MAX_STEPS):
-        length = int(torch.randint(8, 25, ()) if open_words > 120 else torch.randint(6, 13, ()))
-        loss = _recall_loss(student, words[:open_words], length, rows=64)
+        loss = _recall_loss(student, words[:open_words], int(torch.randint(6, 13, ())), rows=64)
         student.learn(loss, learning_rate * min(1, (step + 1) / 50))
         smooth = 0.8 * smooth + 0.2 * loss.item()
         if smooth < 0.06 and open_words == len(words):
