@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
@@ -12,6 +13,9 @@ from rexseek.config import RexSeekConfig
 from rexseek.model import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import IM_END, IM_START
+
+BOXES = [[[5, 5, 60, 50], [10, 30, 90, 55], [0, 0, 100, 60]], [[20, 20, 40, 70]], []]
+QUESTIONS = ["Who?", "Which of them is the tallest?", "What is it?"]
 
 ORACLE_DATA = Path(__file__).parent / "data" / "oracle_model"  # a few cases of small encoders
 
@@ -79,3 +83,13 @@ def tiny_model(tiny_config: RexSeekConfig) -> RexSeekForConditionalGeneration:
 def tiny_processor() -> RexSeekProcessor:
     """The processor that fits `tiny_model`."""
     return RexSeekProcessor.from_tokenizer(make_tiny_tokenizer(), make_tiny_config())
+
+
+def make_images() -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, 255, (h, w, 3), dtype=np.uint8) for h, w in ((60, 100), (80, 50), (64, 64))]
+
+
+@pytest.fixture
+def batch(tiny_processor):
+    return tiny_processor(make_images(), BOXES, QUESTIONS)

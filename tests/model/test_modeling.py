@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -11,20 +10,9 @@ from transformers import (
 
 from rexseek.config import RexSeekConfig
 from rexseek.model import RexSeekForConditionalGeneration
+from tests.conftest import BOXES, QUESTIONS, make_images
 
-BOXES = [[[5, 5, 60, 50], [10, 30, 90, 55], [0, 0, 100, 60]], [[20, 20, 40, 70]], []]
-QUESTIONS = ["Who?", "Which of them is the tallest?", "What is it?"]
 MODULES = ("vision_tower", "vision_tower_aux", "image_projector", "object_projector", "language_model")
-
-
-def make_images() -> list[np.ndarray]:
-    generator = np.random.default_rng(0)
-    return [generator.integers(0, 255, (h, w, 3), dtype=np.uint8) for h, w in ((60, 100), (80, 50), (64, 64))]
-
-
-@pytest.fixture
-def batch(tiny_processor):
-    return tiny_processor(make_images(), BOXES, QUESTIONS)
 
 
 def with_labels(batch) -> dict[str, torch.Tensor]:

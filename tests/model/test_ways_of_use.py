@@ -16,10 +16,8 @@ from transformers import (
 from rexseek.config import RexSeekConfig
 from rexseek.model import RexSeekForConditionalGeneration
 from rexseek.predictor import RexSeekPredictor
-from tests.conftest import make_tiny_config
+from tests.conftest import BOXES, QUESTIONS, make_images, make_tiny_config
 
-BOXES = [[[5, 5, 60, 50], [10, 30, 90, 55], [0, 0, 100, 60]], [[20, 20, 40, 70]], []]
-QUESTIONS = ["Who?", "Which of them is the tallest?", "What is it?"]
 SIZES = {
     "vocab_size": 448,
     "hidden_size": 64,
@@ -34,16 +32,6 @@ FAMILIES = {
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**SIZES, head_dim=24, tie_word_embeddings=True),
 }
-
-
-def make_images() -> list[np.ndarray]:
-    generator = np.random.default_rng(0)
-    return [generator.integers(0, 255, (h, w, 3), dtype=np.uint8) for h, w in ((60, 100), (80, 50), (64, 64))]
-
-
-@pytest.fixture
-def batch(tiny_processor):
-    return tiny_processor(make_images(), BOXES, QUESTIONS)
 
 
 def model_with(language_model: PreTrainedConfig) -> RexSeekForConditionalGeneration:
