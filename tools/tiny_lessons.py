@@ -39,8 +39,8 @@ class Lesson:
     """A stretch of training: how many steps of how many scenes, and what is said about a scene.
 
     Attributes:
-        form: "bare": a phrase, then indices; "grounded": a phrase, then an answer as the prompt has it;
-            "chat": question and answer in the chat format.
+        form: "grounded": a phrase, then an answer as the prompt has it; "chat": question and answer in the
+            chat format.
         image: with image tokens.
     """
 
@@ -48,7 +48,7 @@ class Lesson:
     steps: int
     scenes: int
     ask: Callable[["Teacher", Scene], Iterator[tuple[str, object, object]]]
-    form: Literal["bare", "grounded", "chat"]
+    form: Literal["grounded", "chat"]
     image: bool = False
 
 
@@ -131,8 +131,6 @@ class Teacher:
             if form == "chat":
                 question = detection_question(phrases, "mixed", self.generator)
             answer = render_answer(list(zip(phrases, found, strict=True)))
-            if form == "bare":
-                answer = "".join(OBJECT_TOKENS[index] for index in sorted(found[0]))
         if form == "chat":
             question = f"{question}{IM_END}\n{IM_START}assistant\n"
         elif not question.startswith("<"):
@@ -144,17 +142,46 @@ class Teacher:
 # What the lessons ask about a scene: (kind, question, answer), see `Teacher._branch`.
 
 
-def ask_facts(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
-    """Objects of single facts, one in four facts often true of nobody; and all phrases of one object."""
+def _ask_facts(teacher: Teacher, scene: Scene, count: int):
+    """Single facts. In most of them everything hangs on a colour: several wear such a garment, each in
+    another colour, or nobody wears it in this one. Asked about everything at once, the model learns garments
+    and never looks at their colours.
+    """
     rng = teacher.rng
-    index = rng.randrange(len(scene.persons))
-    yield "describe", index, " " + ", ".join(phrases_of(scene)[index])
-    for _ in range(14):
-        fact = rng.choice([fact for fact in _FACTS if fact.holds(rng.choice(scene.persons))] or _FACTS)
-        if rng.random() < 0.28:
-            fact = rng.choice([other for other in _FACTS if other.slot == fact.slot])
+    colours: dict[str, set[str]] = {}
+    for person in scene.persons:
+        for garment, colour in person.worn():
+            colours.setdefault(garment, set()).add(colour)
+    named = [fact for fact in _FACTS if fact.pair and fact.pair[0] in colours]
+    worn = [fact for fact in named if fact.pair[1] in colours[fact.pair[0]]]
+    among_others = [fact for fact in worn if len(colours[fact.pair[0]]) > 1]
+    in_other_colours = [fact for fact in named if fact not in worn]
+    asked = set()
+    for _ in range(count):
+        pool = rng.choices((among_others, in_other_colours, _FACTS), (5, 2, 3))[0]
+        if pool is _FACTS:
+            person = rng.choice(scene.persons)
+            pool = [fact for fact in _FACTS if fact.holds(person)]
+        pool = [fact for fact in pool if fact not in asked]
+        if not pool:
+            continue
+        fact = rng.choice(pool)
+        asked.add(fact)
         holders = [index for index, person in enumerate(scene.persons) if fact.holds(person)]
-        yield FACT, [rng.choice((_short(fact), *fact.wordings))], [holders]
+        words = rng.choice(fact.wordings)
+        phrases = [_short(fact), f"the person {words}"]
+        if len(holders) > 1:
+            phrases += [f"the people {words}", f"every person {words}"]
+        yield FACT, [rng.choice(phrases)], [holders]
+
+
+def ask_facts(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
+    """Single facts and single places, and all phrases of one object."""
+    index = teacher.rng.randrange(len(scene.persons))
+    yield "describe", index, " " + ", ".join(phrases_of(scene)[index])
+    yield from _ask_facts(teacher, scene, 10)
+    for expression in Narrator(scene, teacher.rng, hold_out=True).expressions("position", 5):
+        yield "position", [expression.text], [expression.answers]
 
 
 def _ask_expressions(teacher: Teacher, scene: Scene, count: int):
@@ -174,14 +201,16 @@ def _ask_description(teacher: Teacher, scene: Scene, among: range):
 
 
 def ask_expressions(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
-    """Expressions of all domains, and a description in full sentences."""
+    """Expressions of all domains, single facts, and a description in full sentences."""
     yield _ask_description(teacher, scene, range(len(scene.persons)))
-    yield from _ask_expressions(teacher, scene, 10)
+    yield from _ask_facts(teacher, scene, 4)
+    yield from _ask_expressions(teacher, scene, 7)
 
 
 def ask_everything(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
     """What the four stages ask."""
     rng = teacher.rng
+    yield from _ask_facts(teacher, scene, 1)
     yield from _ask_expressions(teacher, scene, 5)
     if rng.random() < 0.5:
         yield _ask_description(teacher, scene, range(len(scene.boxes)))
@@ -199,7 +228,7 @@ def ask_everything(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object
 
 
 LESSONS = (
-    Lesson("facts", 1500, 24, ask_facts, "bare"),
-    Lesson("expressions", 3000, 20, ask_expressions, "grounded"),
-    Lesson("everything", 2500, 16, ask_everything, "chat", image=True),
+    Lesson("facts", 1500, 20, ask_facts, "grounded"),
+    Lesson("expressions", 2000, 20, ask_expressions, "grounded"),
+    Lesson("everything", 2000, 16, ask_everything, "chat", image=True),
 )
