@@ -111,7 +111,7 @@ def test_what_is_no_box_is_refused() -> None:
     for regions in ([[1, 2, 3]], [[20, 0, 10, 5]], "none"):
         with pytest.raises(RowError, match="prediction 1"):
             judge([LEFT], regions)
-    with pytest.raises(RowError, match="annotation 1 .id 1.: expected a mask"):
+    with pytest.raises(RowError, match=r"annotation 1 \(id 1\): expected a mask"):
         find_errors([annotation(1, [LEFT])], [prediction(1, [[5, 5]])], is_point=True)
 
 
@@ -139,7 +139,7 @@ def test_probabilities_and_what_came_true() -> None:
 @pytest.mark.parametrize("scores", [[0.5], [0.5, 2.0], [0.5, float("nan")], 0.5])
 def test_scores_must_be_a_probability_each(scores: Any) -> None:
     answers = [prediction(7, [LEFT, RIGHT], scores=scores)]
-    with pytest.raises(RowError, match="id 7.*expected 2 numbers within 0..1"):
+    with pytest.raises(RowError, match=r"id 7.*expected 2 numbers within 0\.\.1"):
         region_scores(find_errors([annotation(7, [LEFT])], answers), answers)
     answers = [prediction(7, [LEFT], rejection_probability=1.5)]
     with pytest.raises(RowError, match=r"rejection_probability is 1\.5"):
