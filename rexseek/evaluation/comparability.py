@@ -36,11 +36,8 @@ def note(results: Mapping[str, Result]) -> str:
     kinds = differences(results)
     if not kinds:
         return ""
-    told = [
-        f"{kind} ({'; '.join(f'{name}: {value}' for name, value in values.items())})"
-        for kind, values in kinds.items()
-    ]
-    return f"**Not comparable as they stand.** The rows differ in {', and in '.join(told)}."
+    told = [f"{kind} ({'; '.join(sorted(set(values.values())))})" for kind, values in kinds.items()]
+    return f"**Not comparable as they stand.** They differ in {', and in '.join(told)}."
 
 
 def told_apart(results: Mapping[str, Result]) -> dict[str, Result]:

@@ -78,14 +78,16 @@ def plot_reliability(tables: Mapping[str, Mapping[str, Result]], file: Path) -> 
     for axis, (title, models) in zip(axes, tables.items(), strict=True):
         axis.plot([0, 1], [0, 1], color="0.6", linewidth=1, linestyle="--")
         for number, (name, table) in enumerate(models.items()):
-            means = [entry["mean"] for entry in table["bins"]]
-            label = f"{name} (n={table['count']}, ECE {table['ece']:.3f})"
-            _line(axis, means, [entry["right"] for entry in table["bins"]], label, number)
-            areas = [300 * entry["count"] / table["count"] for entry in table["bins"]]
-            axis.scatter(
-                means, [entry["right"] for entry in table["bins"]], areas, color=f"C{number}", alpha=0.3
-            )
-        axis.set(title=title, xlabel="stated probability", ylabel="share that came true", xlim=(0, 1))
+            means, right = ([entry[key] for entry in table["bins"]] for key in ("mean", "right"))
+            _line(axis, means, right, f"{name} (n={table['count']}, ECE {table['ece']:.3f})", number)
+            areas = [1500 * entry["count"] / table["count"] for entry in table["bins"]]
+            axis.scatter(means, right, areas, color=f"C{number}", alpha=0.25, linewidths=0, clip_on=False)
+        axis.set(
+            title=title,
+            xlabel="stated probability (area: number in the bin)",
+            ylabel="share that came true",
+            xlim=(0, 1),
+        )
         axis.set_ylim(0, 1)
         axis.set_aspect("equal")
         axis.grid(alpha=0.3)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import wandb
 
 _FIGURES = ("recall", "precision", "density_f1")
+_CLASSES = {1: "answer", 2: "prediction"}
 _POINT_PX = 3  # half the side of the square that stands for a point
 
 
@@ -98,8 +99,8 @@ def _table(model: Judged, images: Path, limit: int) -> "wandb.Table":
         outcome, annotation = model.outcomes[index], model.annotations[index]
         picture, size = picture_of(annotation, images)
         layers = {
-            "ground_truth": _layer(annotation["answer_boxes"], "answer", size),
-            "prediction": _layer(outcome.regions, "prediction", size),
+            "ground_truth": _layer(annotation["answer_boxes"], 1, size),
+            "prediction": _layer(outcome.regions, 2, size),
         }
         table.add_data(
             str(outcome.id),
@@ -113,12 +114,13 @@ def _table(model: Judged, images: Path, limit: int) -> "wandb.Table":
     return table
 
 
-def _layer(regions: Any, label: str, size: tuple[int, int]) -> dict[str, Any]:
+def _layer(regions: Any, class_id: int, size: tuple[int, int]) -> dict[str, Any]:
     """Boxes or points as wandb draws them: shares of the picture's width and height."""
     data = [
-        {"position": position, "class_id": 1, "box_caption": label} for position in _positions(regions, *size)
+        {"position": position, "class_id": class_id, "box_caption": _CLASSES[class_id]}
+        for position in _positions(regions, *size)
     ]
-    return {"box_data": data, "class_labels": {1: label}}
+    return {"box_data": data, "class_labels": _CLASSES}
 
 
 def _positions(regions: Any, width: int, height: int) -> Iterator[dict[str, float]]:
