@@ -4,6 +4,7 @@ import json
 import runpy
 import struct
 import sys
+import time
 from collections.abc import Callable
 from html.parser import HTMLParser
 from importlib.machinery import ModuleSpec
@@ -288,7 +289,7 @@ def test_wandb_offline(data: Path, run: Callable) -> None:
     assert run("humanref.py", f"{SCORE} --wandb rexseek-test --images I --limit 5") == 0
     (folder,) = (data / "out/wandb").glob("offline-run-*")
     (log,) = folder.glob("run-*.wandb")
-    records = read_records(log)
+    records = finished_records(log)
     summary = {
         item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
         for record in records
@@ -315,6 +316,17 @@ def test_wandb_offline(data: Path, run: Callable) -> None:
     }
 
 
+def finished_records(log: Path) -> list[Any]:
+    """The records once the run's end is among them: wandb's own process writes them."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        records = read_records(log)
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            return records
+        time.sleep(0.1)
+    raise AssertionError(f"{log}: the run did not end within a minute")
+
+
 def read_records(log: Path) -> list[Any]:
     """The records of a run's log: LevelDB's log format behind a header of 7 bytes, in blocks of 32 KiB."""
     from wandb.proto import wandb_internal_pb2
@@ -326,6 +338,8 @@ def read_records(log: Path) -> list[Any]:
             position += left
             continue
         length, kind = struct.unpack_from("<HB", data, position + 4)
+        if position + 7 + length > len(data):
+            break  # not all of it is written yet
         body += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # a whole record, or the end of one
