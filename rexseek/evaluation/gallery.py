@@ -103,7 +103,8 @@ def _card(model: Judged, index: int, link: str, size: tuple[int, int]) -> dict[s
         "answers": len(annotation["answer_boxes"]),
         "predicted": len(outcome.regions),
         "rejection_probability": prediction.get("rejection_probability"),
-        "text": model.text_of(outcome) or (json.dumps(prediction) if prediction else ""),
+        "text": model.text_of(outcome),
+        "line": json.dumps(prediction, ensure_ascii=False) if prediction else "none",
     }
 
 

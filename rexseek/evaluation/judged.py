@@ -107,7 +107,7 @@ def judge_refadv(name: str, result: Mapping[str, Any], predictions: Path) -> Jud
 
 def _as_humanref(place: int, row: Row) -> tuple[dict[str, Any], dict[str, Any]]:
     """A row as annotation and prediction; its place is the id, for a repeated row counts twice."""
-    distractors = row.get("distractor_count") or 0
+    distractors = int(row.get("distractor_count", 0))  # as it was scored
     bins = [name for name, (low, high) in BINS.items() if low <= distractors <= high]
     annotation = {
         "id": place,
