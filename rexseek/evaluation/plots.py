@@ -36,10 +36,11 @@ def plot_answer_counts(results: Mapping[str, Result], file: Path) -> None:
             values = [100 * block[measure if block["is_point"] else f"{measure}_mean"] for _, block in curve]
             _line(axis, [counts.index(count) for count, _ in curve], values, name, number)
         axis.set_title(f"{measure.capitalize()} (%)")
-        axis.set_xlabel("instances meant by the expression, and number of expressions")
+        axis.set_xlabel("instances meant by the expression (number of such expressions)")
         _percent_axis(axis)
         sizes = [_expressions(results, count) for count in counts]
-        axis.set_xticks(range(len(counts)), [f"{c}\nn={n}" for c, n in zip(counts, sizes, strict=True)])
+        axis.set_xticks(range(len(counts)), [f"{c}\n({n})" for c, n in zip(counts, sizes, strict=True)])
+        axis.tick_params(axis="x", labelsize=8)
     _save(figure, axes[0], file)
 
 
