@@ -1,10 +1,9 @@
-"""Evaluate on HumanRef: python eval/humanref.py predict | baseline | score (--help explains each)."""
+"""HumanRef: python eval/humanref.py predict | baseline | score | compare (--help explains each)."""
 
 from rexseek import RexSeekPredictor
-from rexseek.evaluation.options import Files, Names, Protocol, Required, Source, new_app, run
+from rexseek.evaluation import commands
+from rexseek.evaluation.options import Required, new_app, run
 from rexseek.evaluation.predict import predict_humanref, write_baseline
-from rexseek.evaluation.report import show
-from rexseek.evaluation.score import score_humanref
 
 app = new_app(__doc__)
 
@@ -21,17 +20,8 @@ def baseline(annotations: Required, output: Required) -> None:
     write_baseline(annotations, output)
 
 
-@app.command()
-def score(
-    annotations: Required,
-    predictions: Files,
-    output: Required,
-    name: Names,
-    protocol: Protocol,
-    source: Source,
-) -> None:
-    """Write metrics.json and table.md (the layout of the paper's Table 4) and show the tables."""
-    show(score_humanref(annotations, predictions, output, names=name, protocol=protocol, candidates=source))
+app.command("score")(commands.humanref_score)
+app.command("compare")(commands.humanref_compare)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Ref-Adv: python eval/refadv.py predict | score (--help explains each)."""
+"""Ref-Adv: python eval/refadv.py predict | score | compare (--help explains each)."""
 
 from rexseek import RexSeekPredictor
-from rexseek.evaluation.options import Files, Names, Protocol, Required, Rows, new_app, run
+from rexseek.evaluation import commands
+from rexseek.evaluation.options import Required, new_app, run
 from rexseek.evaluation.predict_refadv import predict_refadv
-from rexseek.evaluation.refadv import score_refadv, show
 
 app = new_app(__doc__)
 
@@ -14,10 +14,8 @@ def predict(checkpoint: Required, annotations: Required, images: Required, outpu
     predict_refadv(RexSeekPredictor.from_pretrained(checkpoint), checkpoint, annotations, images, output)
 
 
-@app.command()
-def score(predictions: Files, output: Required, name: Names, protocol: Protocol, rows: Rows = None) -> None:
-    """Write metrics.json and table.md (the columns of the released report.py, hits, splits) and show them."""
-    show(score_refadv(predictions, output, names=name, protocol=protocol, expected_rows=rows))
+app.command("score")(commands.refadv_score)
+app.command("compare")(commands.refadv_compare)
 
 
 if __name__ == "__main__":

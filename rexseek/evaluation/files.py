@@ -40,10 +40,15 @@ def names_of(predictions: Sequence[Path], names: Sequence[str]) -> list[str]:
     return names
 
 
+def model_folder(output: Path, name: str, models: int) -> Path:
+    """Where a model's files go: `output` itself, or with several models its folder in it."""
+    return output if models == 1 else output / name
+
+
 def write_results(results: Mapping[str, Mapping[str, Any]], output: Path, table: str) -> None:
     """Write `metrics.json` (of several models one in a folder for each name) and `table.md`."""
     for name, result in results.items():
-        folder = output if len(results) == 1 else output / name
+        folder = model_folder(output, name, len(results))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     output.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,24 @@ Source = Annotated[
     str,
     typer.Option(default_factory=str, show_default="what predict noted", help="Where candidates came from."),
 ]
+MetricsFiles = Annotated[
+    list[Path],
+    typer.Option("--metrics", help="metrics.json of a model; repeat it for each row of the table."),
+]
+Plots = Annotated[
+    bool, typer.Option("--plots", help="Draw plots into OUTPUT/plots and name them in table.md.")
+]
+Html = Annotated[
+    bool, typer.Option("--html", help="Write a page of pictured successes and failures (needs --images).")
+]
+Images = Annotated[Path | None, typer.Option(help="Folder of the data set's images, for pictures.")]
+Limit = Annotated[int, typer.Option(min=1, help="Most expressions that are pictured.")]
+Project = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROJECT", help="Log to Weights & Biases; offline unless WANDB_MODE says otherwise."
+    ),
+]
 
 
 def new_app(description: str) -> typer.Typer:

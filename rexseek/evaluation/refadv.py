@@ -1,5 +1,7 @@
 """Ref-Adv prediction files -> `metrics.json` and tables."""
 
+import hashlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rexseek.evaluation import comparability
 from rexseek.evaluation.files import located, markdown_table, names_of, read_rows, write_results
 from rexseek.evaluation.predict import file_sha256
 from rexseek.metrics.refadv import BINS, NAMED, score
@@ -68,7 +71,15 @@ def score_file(
     except ValueError as error:
         raise ValueError(f"{predictions}: {error}") from error
     origin = {"predictions": predictions.name, "predictions_sha256": file_sha256(predictions)}
-    return {**origin, **result.to_dict()}
+    return {**origin, "ground_truth_sha256": _ground_truth_sha256(rows), **result.to_dict()}
+
+
+def _ground_truth_sha256(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Hash of what the rows ask and of its answers, whatever their order: equal for two models' files only if
+    they hold the same rows."""
+    keys = ("row_idx", "file_name", "normal_caption", "gt_bbox_xyxy", "distractor_count")
+    asked = sorted(json.dumps([row.get(key) for key in keys]) for row in rows)
+    return hashlib.sha256("\n".join(asked).encode()).hexdigest()
 
 
 def _is_empty(path: Path) -> bool:
@@ -87,8 +98,12 @@ def markdown_report(results: Mapping[str, Result]) -> str:
     protocols = " and ".join(sorted({result["protocol"] for result in results.values()}))
     parts = [
         "# Ref-Adv",
+        comparability.note(results),
         f"Protocol `{protocols}`; in percent, a delta is in percentage points against Acc@0.5 over all rows.",
         markdown_table(*released_table(results)),
+        "## As in the paper",
+        "The columns of its Tables 6 and 7; CoT: a chain-of-thought prompt or a thinking model.",
+        markdown_table(*paper_table(results)),
         "## Hits",
         "Hits, percent and a 95 % bootstrap interval; mAcc: mean over IoU 0.50:0.05:0.95.",
         markdown_table(*hits_table(results)),
@@ -135,6 +150,23 @@ def released_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[
             row += [_percent(block["acc50"]), f"{block['delta_points']:+.1f}"]
         rows.append([*row, f"`{result['predictions']}`"])
     return [*header, "File"], rows
+
+
+def paper_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows in the columns of the paper's tables of results (6 and 7), a row for each model."""
+    header = ["Model", "CoT", "Acc@0.5", "Acc@0.75", "Acc@0.9", "mAcc"]
+    for name in BINS:
+        header += [name, "delta"]
+    rows = []
+    for name, result in results.items():
+        thinks = result["prompt"] == "cot" or result["variant"] == "Thinking"
+        row = [name, "yes" if thinks else "no", *(_percent(result[key]) for key in (*_ACCURACIES, "macc"))]
+        for block in result["bins"].values():
+            row += (
+                [_percent(block["acc50"]), f"{block['delta_points']:+.1f}"] if block["rows"] else ["-", "-"]
+            )
+        rows.append(row)
+    return header, rows
 
 
 def hits_table(results: Mapping[str, Result]) -> tuple[list[str], list[list[str]]]:

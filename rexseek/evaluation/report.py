@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rexseek.evaluation import comparability
 from rexseek.evaluation.files import markdown_table
 
 DOMAINS = ("attribute", "position", "interaction", "reasoning", "celebrity")
@@ -25,7 +26,8 @@ def markdown_report(results: Mapping[str, Result]) -> str:
     Args:
         results: by model name, the content of its `metrics.json`.
     """
-    parts = ["# HumanRef", _origin(results), markdown_table(*domain_table(results)), _sizes(results)]
+    parts = ["# HumanRef", comparability.note(results), _origin(results)]
+    parts += [markdown_table(*domain_table(results)), _sizes(results)]
     held_out = {name: result for name, result in results.items() if "held_out" in result}
     if held_out:
         parts += ["## Held-out combinations", markdown_table(*domain_table(split_held_out(held_out)))]
@@ -36,7 +38,7 @@ def markdown_report(results: Mapping[str, Result]) -> str:
     masks = {name: result for name, result in results.items() if "masks" in result}
     if masks:
         parts += ["## Masks", markdown_table(*mask_table(masks))]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def show(results: Mapping[str, Result]) -> None:

@@ -143,6 +143,15 @@ def greedy_matches(overlaps: Overlaps, threshold: float) -> int:
 
 def maximum_matches(overlaps: Overlaps, threshold: float) -> int:
     """Size of the largest one-to-one matching of pairs with an IoU of at least `threshold`."""
+    return len(maximum_assignment(overlaps, threshold))
+
+
+def maximum_assignment(overlaps: Overlaps, threshold: float) -> dict[int, int]:
+    """A largest one-to-one matching of pairs with an IoU of at least `threshold`: prediction -> row.
+
+    Rows are served in order and look at their predictions in order, so what comes first is preferred among
+    matchings of the same size.
+    """
     options = [[prediction for prediction, iou in row if iou >= threshold] for row in overlaps]
     owner: dict[int, int] = {}
 
@@ -156,4 +165,6 @@ def maximum_matches(overlaps: Overlaps, threshold: float) -> int:
                 return True
         return False
 
-    return sum(assign(answer, set()) for answer in range(len(options)))
+    for answer in range(len(options)):
+        assign(answer, set())
+    return owner

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rexseek.metrics.errors import find_errors
 from rexseek.metrics.humanref import score
 
 # A coarse grid makes ties and exact threshold hits common.
@@ -131,3 +132,21 @@ def test_figures_are_rates(data: Any, protocol: str) -> None:
     if result:
         for name in ("recall", "precision", "density_f1"):  # the mean of ten equal numbers may round up
             assert result[f"{name}_50"] >= result[f"{name}_mean"] - 1e-12
+
+
+@settings(max_examples=100, deadline=None)
+@given(data_sets())
+def test_errors_are_what_the_figures_lack(data: Any) -> None:
+    """Found answers are the metric's matches at IoU 0.5, and only a perfect expression has no error."""
+    annotations, predictions = data
+    result = score(annotations, predictions, "strict")
+    outcomes = {outcome.id: outcome for outcome in find_errors(annotations, predictions)}
+    for item in result.samples:
+        outcome = outcomes[item.id]
+        assert len(outcome.found) == round(item.figures["recall_50"] * item.gt_count)
+        assert len(outcome.missed) + len(outcome.found) == item.gt_count
+        assert len(outcome.extra) + len(outcome.found) == item.pred_count
+        assert set(outcome.distractors) <= set(outcome.extra)
+        assert (outcome.errors == ()) == (item.figures["recall_50"] == item.figures["precision_50"] == 1)
+    for item in result.rejections:
+        assert (outcomes[item.id].errors == ()) == item.correct
