@@ -14,25 +14,33 @@ if TYPE_CHECKING:  # numpy is enough to use this module
 
 BoxArray = Union[np.ndarray, "torch.Tensor", Sequence[Sequence[float]]]
 
+_SINGLE_BYTES = 4  # of a float32
 _MAX_OVERHANG = 0.5  # a box that leaves the image by more than this share of its side is no box of this image
 
 
 def to_array(boxes: BoxArray, what: str) -> np.ndarray:
     """Copy boxes into a numeric array, keeping the number type.
 
+    Whole numbers are as good as float32 ones: it holds them exactly up to 16,777,216. Half precision is
+    refused, because the coordinates are wrong already: beyond 512 px float16 knows half pixels only, and
+    bfloat16 every fourth pixel.
+
     Returns:
         [O, 4]; an empty list gives [0, 4].
 
     Raises:
-        ValueError: not numbers, or not four a box.
+        ValueError: not numbers, half precision, or not four a box.
     """
-    if hasattr(boxes, "detach"):  # a tensor; numpy knows no bfloat16
-        boxes = boxes.detach().cpu()
-        boxes = (boxes.float() if boxes.element_size() == 2 else boxes).numpy()
+    if hasattr(boxes, "detach"):  # a tensor
+        if boxes.dtype.is_floating_point and boxes.element_size() < _SINGLE_BYTES:
+            raise _too_short(what, boxes.dtype)  # numpy knows no bfloat16
+        boxes = boxes.detach().cpu().numpy()
     try:
         array = np.array(boxes)
     except ValueError as error:
         raise ValueError(f"{what}: expected boxes of four numbers each, got {boxes!r:.200}") from error
+    if array.dtype == np.float16:
+        raise _too_short(what, array.dtype)
     if array.size == 0 and array.shape in ((0,), (0, 4), (1, 0)):
         return np.zeros((0, 4), dtype=np.float32)
     if array.dtype.kind not in "iuf" or array.ndim != 2 or array.shape[1] != 4:
@@ -42,13 +50,20 @@ def to_array(boxes: BoxArray, what: str) -> np.ndarray:
     return array
 
 
+def _too_short(what: str, dtype: object) -> ValueError:
+    return ValueError(
+        f"{what}: expected float32, float64 or whole numbers, got {dtype}, which cannot hold pixels exactly; "
+        "keep boxes in float32 from where they are made"
+    )
+
+
 def validate_boxes_xyxy_px(boxes: BoxArray, width: int, height: int, what: str) -> np.ndarray:
     """Check boxes given as xyxy pixels of an image and clip what is partly outside.
 
     The format is declared, never guessed: boxes that look like another format are refused with the reason.
 
     Args:
-        boxes: [O, 4]; an empty list is legal.
+        boxes: [O, 4] of float32, float64 or whole numbers; an empty list is legal. Never written to.
         width, height: of the image, in pixels.
         what: name of the sample or argument, for messages.
 
@@ -56,7 +71,8 @@ def validate_boxes_xyxy_px(boxes: BoxArray, width: int, height: int, what: str) 
         float32 [O, 4], a new array.
 
     Raises:
-        ValueError: not numbers; not finite; inverted or without area; outside the image; normalised.
+        ValueError: not numbers; half precision; not finite; inverted or without area; outside the image;
+            normalised.
     """
     array = to_array(boxes, what).astype(np.float64)
     size = np.array([width, height, width, height], dtype=np.float64)

@@ -179,7 +179,8 @@ class RexSeekProcessor(ProcessorMixin):
 
         Args:
             images: one image for each text, or None for text alone.
-            boxes_xyxy_px: for each image its candidate boxes [O, 4] in pixels; O may be 0.
+            boxes_xyxy_px: for each image its candidate boxes [O, 4] in pixels, of float32, float64 or whole
+                numbers; O may be 0. Half precision is refused, it loses pixels. Never written to.
             text: a question or a list of questions (`tokens.question_for` makes one from an expression).
             padding_side: "left" for generation.
 

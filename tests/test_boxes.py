@@ -36,10 +36,31 @@ def test_no_boxes_are_legal(boxes):
 
 
 @pytest.mark.parametrize(
-    "boxes", [((1, 2, 3, 4),), torch.tensor([[1, 2, 3, 4]]), torch.tensor([[1.0, 2, 3, 4]]).bfloat16()]
+    "boxes",
+    [
+        ((1, 2, 3, 4),),
+        np.array([[1, 2, 3, 4]], dtype=np.uint8),
+        torch.tensor([[1, 2, 3, 4]], dtype=torch.int16),
+        torch.tensor([[1.0, 2, 3, 4]], dtype=torch.float64, requires_grad=True),
+    ],
 )
 def test_kinds_of_input(boxes):
     np.testing.assert_array_equal(validate_boxes_xyxy_px(boxes, 640, 480, "sample"), [[1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        torch.ones(1, 4, dtype=torch.float16),
+        torch.ones(1, 4, dtype=torch.bfloat16),
+        np.ones((1, 4), dtype=np.float16),
+        list(np.ones((1, 4), dtype=np.float16)),
+        torch.ones(0, 4, dtype=torch.float16),
+    ],
+)
+def test_half_precision_is_refused(boxes):
+    with pytest.raises(ValueError, match=r"scene 7: expected float32, .* got (torch\.)?b?float16"):
+        validate_boxes_xyxy_px(boxes, 640, 480, "scene 7")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_images_and_boxes_in_every_form(predictor, pixels, tmp_path):
     Image.fromarray(pixels).save(path)
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)
     images = [pixels, tensor, Image.fromarray(pixels), path, str(path)]
-    boxes = [BOXES, np.array(BOXES), torch.tensor(BOXES), np.array(BOXES, dtype=np.float16), BOXES]
+    boxes = [BOXES, np.array(BOXES), torch.tensor(BOXES), np.array(BOXES, dtype=np.float32), BOXES]
     copies = [np.asarray(some).copy() for some in boxes]
     texts = {predictor.refer(image, some, "the man").text for image, some in zip(images, boxes, strict=True)}
     assert len(texts) == 1

@@ -3,6 +3,7 @@
 Legend: B rows, T tokens of a row, I images, P image tokens of an image, O objects, D width of the LLM.
 """
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    BitsAndBytesConfig,
     Cache,
     CLIPVisionModel,
     GenerationMixin,
@@ -21,6 +23,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.quantizers import AutoQuantizationConfig
 
 from rexseek.config import ReleasedConfig, RexSeekConfig
 from rexseek.model.object_tokens import object_features
@@ -31,6 +34,7 @@ from rexseek.tokens import IMAGE_TOKEN_ID, OBJECT_FEATURE_TOKEN_ID
 _LAYER_SCALE = 1e-6  # ConvNeXt's at initialisation
 _MASKED = -6e4  # lowest value of an additive mask: finite in every float type, so that no row becomes NaN
 _IMAGE_INPUTS = ("pixel_values", "pixel_values_aux", "object_boxes", "num_objects")
+_NOT_QUANTISED = ["vision_tower", "vision_tower_aux", "image_projector", "object_projector", "lm_head"]
 
 
 class Projector(nn.Sequential):
@@ -79,6 +83,8 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         """Load a checkpoint of ours or a released one (`model_type: rexseek_qwen`), without remote code.
 
         Arguments and result are those of transformers, which however only warns of an incomplete checkpoint.
+        With `quantization_config=BitsAndBytesConfig(...)` the language model's layers are quantised (unless
+        its `llm_int8_skip_modules` says otherwise); encoders, projectors and head keep `dtype`.
 
         Raises:
             ValueError: the checkpoint of another model, or one whose tensors are not the model's, by name.
@@ -87,6 +93,8 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         with_report = kwargs.pop("output_loading_info", False)
         allow_other_shapes = kwargs.pop("ignore_mismatched_sizes", False)
         key_mapping = {**KEY_MAPPING, **(kwargs.pop("key_mapping", None) or {})}
+        if "quantization_config" in kwargs:
+            kwargs["quantization_config"] = _language_model_only(kwargs["quantization_config"])
         model, report = super().from_pretrained(
             pretrained_model_name_or_path,
             *model_args,
@@ -153,8 +161,10 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         dtype = self.image_projector[0].weight.dtype
         patches = clip_patches(self.vision_tower, pixel_values.to(dtype), self.config.num_vision_layers)
         levels = self.vision_tower_aux(pixel_values_aux.to(dtype))
+        levels = [level.to(patches.device) for level in levels]  # a device map may have spread them
         image_tokens = self.image_projector(image_features(patches, levels[-1]))  # [I, P, D]
-        features = object_features(levels, object_boxes, counts, self.config.image_size_aux)
+        boxes = object_boxes.to(patches.device)
+        features = object_features(levels, boxes, counts, self.config.image_size_aux)
         return image_tokens, self.object_projector(features.to(dtype))
 
     def embed(self, input_ids: Tensor, image_tokens: Tensor | None, object_tokens: Tensor | None) -> Tensor:
@@ -176,7 +186,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         if not (input_ids < 0).any():
             for tokens in (image_tokens, object_tokens):
                 if tokens is not None:
-                    embeddings = embeddings + 0 * tokens.sum().to(embeddings.dtype)
+                    embeddings = embeddings + 0 * tokens.sum().to(embeddings)
             return embeddings
         for place, tokens in places.items():
             wanted = int(masks[place].sum())
@@ -185,7 +195,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
                 kind = "image" if place == IMAGE_TOKEN_ID else "object"
                 raise ValueError(f"input_ids has {wanted} places for {kind} features, but there are {given}")
             if tokens is not None:
-                embeddings = embeddings.masked_scatter(masks[place][..., None], tokens.to(embeddings.dtype))
+                embeddings = embeddings.masked_scatter(masks[place][..., None], tokens.to(embeddings))
         return embeddings
 
     def forward(
@@ -219,11 +229,16 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             kwargs: for the language model; `num_items_in_batch` divides the summed loss.
 
         Raises:
-            ValueError: both or neither of input_ids and inputs_embeds; a boolean 4-D mask, or any 4-D mask
-                together with flash attention; see also `encode` and `embed`.
+            ValueError: both or neither of input_ids and inputs_embeds; some of the four inputs of an image
+                without the others; a boolean 4-D mask, or any 4-D mask together with flash attention; see
+                also `encode` and `embed`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
+        image_inputs = (pixel_values, pixel_values_aux, object_boxes, num_objects)
+        missing = [name for name, value in zip(_IMAGE_INPUTS, image_inputs, strict=True) if value is None]
+        if 0 < len(missing) < len(_IMAGE_INPUTS):
+            raise ValueError(f"expected {', '.join(_IMAGE_INPUTS)} together, got no {', '.join(missing)}")
         if inputs_embeds is None:
             image_tokens = object_tokens = None
             if pixel_values is not None:
@@ -263,6 +278,17 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             for name in _IMAGE_INPUTS:
                 inputs.pop(name, None)
         return inputs
+
+
+def _language_model_only(quantization: Any) -> Any:
+    """A bitsandbytes config that spares everything but the language model's layers; others as they are."""
+    if isinstance(quantization, dict):
+        quantization = AutoQuantizationConfig.from_dict(quantization)
+    if not isinstance(quantization, BitsAndBytesConfig) or quantization.llm_int8_skip_modules is not None:
+        return quantization
+    quantization = copy.copy(quantization)  # the caller's stays as it is
+    quantization.llm_int8_skip_modules = list(_NOT_QUANTISED)
+    return quantization
 
 
 def _check_boxes(object_boxes: Tensor, counts: list[int], num_images: int) -> None:

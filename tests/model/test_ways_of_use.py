@@ -179,6 +179,8 @@ def test_boxes_that_the_model_refuses(tiny_model, batch, change, message):
         (torch.tensor([[120.0, 5.0, 140.0, 50.0]]), "outside the image"),
         (torch.tensor([[0.1, 0.1, 0.5, 0.5]]), "are they normalised"),
         (torch.ones(1, 4, dtype=torch.bool), "type bool"),
+        (torch.tensor([[5, 5, 60, 50]]).half(), r"expected float32, .* got torch\.float16"),
+        (torch.tensor([[5, 5, 60, 50]]).bfloat16(), r"got torch\.bfloat16"),
     ],
 )
 def test_boxes_that_the_processor_refuses(tiny_processor, boxes, message):
@@ -188,12 +190,13 @@ def test_boxes_that_the_processor_refuses(tiny_processor, boxes, message):
     torch.testing.assert_close(boxes, before, atol=0, rtol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.float64])
-def test_boxes_of_other_types_become_float32_without_change(tiny_processor, dtype):
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.float64])
+def test_boxes_that_float32_holds_exactly_are_taken(tiny_processor, dtype):
+    """Whole numbers are what annotations hold; nothing is lost, and the caller's tensor keeps its type."""
     boxes = torch.tensor([[5, 5, 60, 50]], dtype=dtype)
     found = tiny_processor(make_images()[0], boxes, "Who?")["object_boxes"]
-    expected = tiny_processor(make_images()[0], [[5, 5, 60, 50]], "Who?")["object_boxes"]
-    assert found.dtype == torch.float32 and torch.equal(found, expected)
+    expected = tiny_processor(make_images()[0], torch.tensor([[5.0, 5.0, 60.0, 50.0]]), "Who?")
+    assert found.dtype == torch.float32 and torch.equal(found, expected["object_boxes"])
     assert boxes.dtype == dtype and boxes.tolist() == [[5, 5, 60, 50]]
 
 
@@ -206,6 +209,13 @@ def test_wrong_number_of_places_is_refused(tiny_model, tiny_processor, batch):
         tiny_model(**{**batch, "input_ids": ids})
     with pytest.raises(ValueError, match="boxes for each of 3 images, got 4 lists"):
         tiny_processor(make_images(), [*BOXES, []], QUESTIONS)
+
+
+@pytest.mark.parametrize("name", ["pixel_values", "pixel_values_aux", "object_boxes", "num_objects"])
+def test_inputs_of_an_image_come_together(tiny_model, batch, name):
+    del batch[name]
+    with pytest.raises(ValueError, match=f"together, got no {name}$"):
+        tiny_model(**batch)
 
 
 @pytest.mark.parametrize("text", ["<image> who", "the <objfeat>", "<obj3>", "a</ground>", "<|im_end|>"])
