@@ -1,6 +1,6 @@
 """Evaluate on HumanRef: python eval/humanref.py predict | baseline | score (--help explains each)."""
 
-from rexseek import RexSeekPredictor
+from rexseek.evaluation.command import predict_command
 from rexseek.evaluation.options import Files, Names, Protocol, Required, Source, new_app, run
 from rexseek.evaluation.predict import predict_humanref, write_baseline
 from rexseek.evaluation.report import show
@@ -9,10 +9,7 @@ from rexseek.evaluation.score import score_humanref
 app = new_app(__doc__)
 
 
-@app.command()
-def predict(checkpoint: Required, annotations: Required, images: Required, output: Required) -> None:
-    """Let a checkpoint choose among the annotated candidates; continues what an earlier call began."""
-    predict_humanref(RexSeekPredictor.from_pretrained(checkpoint), checkpoint, annotations, images, output)
+app.command("predict")(predict_command(predict_humanref))
 
 
 @app.command()

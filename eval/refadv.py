@@ -1,6 +1,6 @@
 """Ref-Adv: python eval/refadv.py predict | score (--help explains each)."""
 
-from rexseek import RexSeekPredictor
+from rexseek.evaluation.command import predict_command
 from rexseek.evaluation.options import Files, Names, Protocol, Required, Rows, new_app, run
 from rexseek.evaluation.predict_refadv import predict_refadv
 from rexseek.evaluation.refadv import score_refadv, show
@@ -8,10 +8,7 @@ from rexseek.evaluation.refadv import score_refadv, show
 app = new_app(__doc__)
 
 
-@app.command()
-def predict(checkpoint: Required, annotations: Required, images: Required, output: Required) -> None:
-    """Let a checkpoint choose among the annotations' candidates; continues what an earlier call began."""
-    predict_refadv(RexSeekPredictor.from_pretrained(checkpoint), checkpoint, annotations, images, output)
+app.command("predict")(predict_command(predict_refadv))
 
 
 @app.command()

@@ -1,6 +1,6 @@
 """RefCOCO, RefCOCO+ and RefCOCOg: python eval/refcoco.py predict | score (--help explains each)."""
 
-from rexseek import RexSeekPredictor
+from rexseek.evaluation.command import predict_command
 from rexseek.evaluation.options import CandidateFile, Files, Names, Required, new_app, run
 from rexseek.evaluation.predict import predict_humanref
 from rexseek.evaluation.refcoco import score_refcoco, show
@@ -8,10 +8,7 @@ from rexseek.evaluation.refcoco import score_refcoco, show
 app = new_app(__doc__)
 
 
-@app.command()
-def predict(checkpoint: Required, annotations: Required, images: Required, output: Required) -> None:
-    """Let a checkpoint choose among the annotations' candidates; continues what an earlier call began."""
-    predict_humanref(RexSeekPredictor.from_pretrained(checkpoint), checkpoint, annotations, images, output)
+app.command("predict")(predict_command(predict_humanref))
 
 
 @app.command()

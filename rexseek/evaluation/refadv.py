@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rexseek.evaluation.files import located, markdown_table, names_of, read_rows, write_results
-from rexseek.evaluation.predict import file_sha256
+from rexseek.evaluation.prediction_files import file_sha256
 from rexseek.metrics.refadv import BINS, NAMED, score
 from rexseek.metrics.rows import RowError
 

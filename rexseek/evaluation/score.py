@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rexseek.evaluation.files import located, names_of, read_rows, write_results
-from rexseek.evaluation.predict import file_sha256, meta_path
+from rexseek.evaluation.prediction_files import file_sha256, meta_path
 from rexseek.evaluation.report import markdown_report
 from rexseek.metrics.humanref import score
 from rexseek.metrics.rows import RowError

@@ -27,6 +27,11 @@ class FirstTwo:
             raise ValueError("broken expression")
         return [self.answer(expression) for expression in expressions]
 
+    def refer_batch(self, questions: list[tuple[Path, list[list[float]], list[str]]]) -> list[Any]:
+        if any("broken" in expressions for _, _, expressions in questions):
+            raise ValueError("broken expression")
+        return [self.refer(*question) for question in questions]
+
     def answer(self, expression: str) -> SimpleNamespace:
         status = {"nobody": "rejected", "noise": "malformed"}.get(expression, "found")
         indices = (1, 0) if status == "found" else ()
@@ -97,6 +102,7 @@ def test_lines(place: Place) -> None:
         "text": "text",
         "scores": [0.5, 0.5],
         "rejection_probability": 0.25,
+        "candidates": "annotations",
     }
     assert (by_id[2]["extracted_predictions"], by_id[2]["status"]) == ([[]], "rejected")
     assert (by_id[3]["extracted_predictions"], by_id[3]["status"]) == ([], "malformed")
