@@ -154,7 +154,7 @@ def test_killed_and_continued_equals_uninterrupted(place: Path) -> None:
 
 def test_two_processes_answer_as_one(place: Path) -> None:
     one = predict(place, load_predictor(CHECKPOINT), "one.jsonl")
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     arguments = ["--checkpoint", CHECKPOINT, "--annotations", place / "a.jsonl", "--images", place / "images"]
     script = [ROOT / "eval/humanref.py", "predict", *arguments, "--output", place / "two.jsonl"]
     done = subprocess.run(
@@ -165,6 +165,7 @@ def test_two_processes_answer_as_one(place: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "images/s" in done.stdout and "process 1 of 2" in done.stdout
     both = [{row["id"]: row for _, row in read_jsonl(place / f"{name}.jsonl")} for name in ("one", "two")]
     assert ids(one) == ids(place / "two.jsonl") == list(range(len(ids(place / "a.jsonl"))))
     for id_, row in both[0].items():
