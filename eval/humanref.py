@@ -1,17 +1,15 @@
-"""HumanRef: python eval/humanref.py predict | baseline | score | compare (--help explains each)."""
+"""HumanRef: python eval/humanref.py predict | baseline | score | compare | shorten (--help explains each)."""
 
-from rexseek import RexSeekPredictor
 from rexseek.evaluation import commands
+from rexseek.evaluation.analysis_commands import shorten_command
 from rexseek.evaluation.options import Required, new_app, run
 from rexseek.evaluation.predict import predict_humanref, write_baseline
+from rexseek.evaluation.predict_command import predict_command
 
 app = new_app(__doc__)
 
-
-@app.command()
-def predict(checkpoint: Required, annotations: Required, images: Required, output: Required) -> None:
-    """Let a checkpoint choose among the annotated candidates; continues what an earlier call began."""
-    predict_humanref(RexSeekPredictor.from_pretrained(checkpoint), checkpoint, annotations, images, output)
+app.command("predict")(predict_command(predict_humanref))
+app.command("shorten")(shorten_command("id", "referring"))
 
 
 @app.command()

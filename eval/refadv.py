@@ -1,19 +1,16 @@
-"""Ref-Adv: python eval/refadv.py predict | score | compare (--help explains each)."""
+"""Ref-Adv: python eval/refadv.py predict | score | compare | curves | shorten (--help explains each)."""
 
-from rexseek import RexSeekPredictor
 from rexseek.evaluation import commands
-from rexseek.evaluation.options import Required, new_app, run
+from rexseek.evaluation.analysis_commands import curves, shorten_command
+from rexseek.evaluation.options import new_app, run
+from rexseek.evaluation.predict_command import predict_command
 from rexseek.evaluation.predict_refadv import predict_refadv
 
 app = new_app(__doc__)
 
-
-@app.command()
-def predict(checkpoint: Required, annotations: Required, images: Required, output: Required) -> None:
-    """Let a checkpoint choose among the annotations' candidates; continues what an earlier call began."""
-    predict_refadv(RexSeekPredictor.from_pretrained(checkpoint), checkpoint, annotations, images, output)
-
-
+app.command("predict")(predict_command(predict_refadv))
+app.command("shorten")(shorten_command("row_idx", "normal_caption"))
+app.command("curves")(curves)
 app.command("score")(commands.refadv_score)
 app.command("compare")(commands.refadv_compare)
 

@@ -1,17 +1,15 @@
-"""RefCOCO, RefCOCO+ and RefCOCOg: python eval/refcoco.py predict | score (--help explains each)."""
+"""RefCOCO, RefCOCO+ and RefCOCOg: python eval/refcoco.py predict | score | shorten (--help explains each)."""
 
-from rexseek import RexSeekPredictor
+from rexseek.evaluation.analysis_commands import shorten_command
 from rexseek.evaluation.options import CandidateFile, Files, Names, Required, new_app, run
 from rexseek.evaluation.predict import predict_humanref
+from rexseek.evaluation.predict_command import predict_command
 from rexseek.evaluation.refcoco import score_refcoco, show
 
 app = new_app(__doc__)
 
-
-@app.command()
-def predict(checkpoint: Required, annotations: Required, images: Required, output: Required) -> None:
-    """Let a checkpoint choose among the annotations' candidates; continues what an earlier call began."""
-    predict_humanref(RexSeekPredictor.from_pretrained(checkpoint), checkpoint, annotations, images, output)
+app.command("predict")(predict_command(predict_humanref))
+app.command("shorten")(shorten_command("id", "referring"))
 
 
 @app.command()

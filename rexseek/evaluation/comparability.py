@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rexseek.evaluation.ablations import ablation_text
+
 Result = Mapping[str, Any]
 
 # By what may differ: how a result says it, from its `metrics.json`; None if its benchmark has no such thing.
@@ -11,11 +13,12 @@ _KINDS = {
     "annotations": lambda result: _named_hash(result, "annotations"),
     "rows": lambda result: result.get("ground_truth_sha256", "")[:8] or None,
     "candidates": lambda result: result.get("candidates"),
+    "ablation": lambda result: ablation_text(result["ablation"]) if result.get("ablation") else "none",
 }
 
 
 def differences(results: Mapping[str, Result]) -> dict[str, dict[str, str]]:
-    """By kind (protocol, annotation file, Ref-Adv's rows, source of the candidates) what each result has;
+    """By kind (protocol, annotation file, Ref-Adv's rows, source of the candidates, ablation) what each result has;
     only the kinds in which they differ.
 
     Args:

@@ -52,6 +52,15 @@ Project = Annotated[
     ),
 ]
 
+BatchSize = Annotated[int, typer.Option(min=1, help="Images asked at once.")]
+Ablate = Annotated[
+    str | None, typer.Option(help="Ask the-one (always this text) or bag-of-words (shuffled expressions).")
+]
+Seed = Annotated[int, typer.Option(help="Of the order in a bag of words.")]
+Rewrites = Annotated[
+    Path | None, typer.Option(help="Ask the texts of this JSONL (id, rewrite) in place of the expressions.")
+]
+
 
 def new_app(description: str) -> typer.Typer:
     """A command line with several commands."""

@@ -1,13 +1,14 @@
 """Predictions for Ref-Adv in the authors' form: the best of the boxes the predictor chooses."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rexseek.boxes import validate_boxes_xyxy_px
 from rexseek.data.jsonl import read_jsonl
 from rexseek.data.readers.report import image_size
-from rexseek.evaluation.predict import MAX_CANDIDATES, Row, predict_rows, run_meta
+from rexseek.evaluation.ablations import Ablation
+from rexseek.evaluation.predict import MAX_CANDIDATES, run_meta
+from rexseek.evaluation.questions import BATCH_SIZE, Question, Row, Run, predict_questions
 from rexseek.metrics.refadv import box_iou, distractor_count
 from rexseek.metrics.refadv_answers import NO_BOX
 from rexseek.predictor import Referral, RexSeekPredictor
@@ -18,12 +19,20 @@ COPIED = ("image_source", "human_authored", "use_negation")
 
 
 def predict_refadv(
-    predictor: RexSeekPredictor, checkpoint: Path, annotations: Path, images: Path, output: Path
+    predictor: RexSeekPredictor,
+    checkpoint: Path,
+    annotations: Path,
+    images: Path,
+    output: Path,
+    *,
+    ablation: Ablation | None = None,
+    batch_size: int = BATCH_SIZE,
 ) -> dict[str, int]:
-    """Answer every annotation that has no line in `output` yet; resumable as `predict_humanref`.
+    """Answer every annotation that has no line in `output` yet; as `predict_humanref`.
 
-    A line has the authors' keys and our `status` and `score`. The first box is the one with the
-    highest score; a rejection has none and no `parse_error`, a malformed answer has none and `no_bbox_found`.
+    A line has the authors' keys and our `status, score, text, scores, rejection_probability, candidates`. The
+    first box is the one with the highest score (`score`); a rejection has none and no `parse_error`, a
+    malformed answer has none and `no_bbox_found`.
 
     Args:
         annotations: JSONL with `file_name, normal_caption, gt_bbox_xyxy`, `candidate_boxes` (a detector's,
@@ -33,18 +42,19 @@ def predict_refadv(
     Raises:
         ValueError: a wrong annotation, a missing image, or `output` belongs to another run.
     """
-    rows = _read_annotations(annotations, images)
+    questions = _read_questions(annotations, images)
     meta = {**run_meta(checkpoint, annotations), "benchmark": "Ref-Adv"}
 
-    def to_line(row: Row, boxes: Sequence[Sequence[float]], referral: Referral) -> Row:
-        return _prediction(row, boxes, referral, str(checkpoint))
+    def to_line(question: Question, referral: Referral) -> Row:
+        return _prediction(question, referral, str(checkpoint))
 
-    return predict_rows(predictor, rows, annotations, images, output, meta, "row_idx", to_line)
+    return predict_questions(
+        predictor, questions, Run(output, meta, "row_idx", to_line, batch_size, ablation)
+    )
 
 
-def _read_annotations(annotations: Path, images: Path) -> list[tuple[int, Row]]:
-    """Rows in the form of HumanRef's, with the authors' fields under `refadv`."""
-    rows: list[tuple[int, Row]] = []
+def _read_questions(annotations: Path, images: Path) -> list[Question]:
+    questions: list[Question] = []
     seen: set[int] = set()
     for number, (line, row) in enumerate(read_jsonl(annotations)):
         where = f"{annotations}, line {line}"
@@ -58,30 +68,30 @@ def _read_annotations(annotations: Path, images: Path) -> list[tuple[int, Row]]:
             )
         seen.add(row_idx)
         check_plain_text(row["normal_caption"], f"{where}: normal_caption")
-        size = image_size(images / str(row["file_name"]), where)
-        if not isinstance(row["candidate_boxes"], list):
-            raise ValueError(
-                f"{where}: candidate_boxes is {row['candidate_boxes']!r}, expected a list of boxes"
-            )
-        validate_boxes_xyxy_px(row["candidate_boxes"][:MAX_CANDIDATES], *size, f"{where}: candidate_boxes")
+        image, boxes = images / str(row["file_name"]), row["candidate_boxes"]
+        size = image_size(image, where)
+        if not isinstance(boxes, list):
+            raise ValueError(f"{where}: candidate_boxes is {boxes!r}, expected a list of boxes")
+        kept, dropped = boxes[:MAX_CANDIDATES], boxes[MAX_CANDIDATES:]
+        validate_boxes_xyxy_px(kept, *size, f"{where}: candidate_boxes")
         validate_boxes_xyxy_px([row["gt_bbox_xyxy"]], *size, f"{where}: gt_bbox_xyxy")
-        common = {"id": row_idx, "image_name": row["file_name"], "referring": row["normal_caption"]}
-        boxes = {"candidate_boxes": row["candidate_boxes"], "answer_boxes": [row["gt_bbox_xyxy"]]}
-        rows.append((line, {**common, **boxes, "refadv": row}))
-    if not rows:
+        where = f"{where}: row_idx {row_idx}"
+        answers, caption = [row["gt_bbox_xyxy"]], row["normal_caption"]
+        questions.append(Question(row_idx, where, image, caption, kept, dropped, answers, row))
+    if not questions:
         raise ValueError(f"{annotations}: holds no annotations")
-    return rows
+    return questions
 
 
-def _prediction(row: Row, boxes: Sequence[Sequence[float]], referral: Referral, model: str) -> dict[str, Any]:
-    annotation = row["refadv"]
-    best = max(range(len(referral.indices)), key=lambda place: referral.scores[place], default=None)
-    box = [] if best is None else [float(value) for value in boxes[referral.indices[best]]]
+def _prediction(question: Question, referral: Referral, model: str) -> dict[str, Any]:
+    annotation, scores = question.row, [float(score) for score in referral.scores]
+    best = max(range(len(referral.indices)), key=lambda place: scores[place], default=None)
+    box = [] if best is None else [float(value) for value in question.candidates[referral.indices[best]]]
     iou = box_iou(box, annotation["gt_bbox_xyxy"])
     assert iou is not None  # both are boxes, or nothing was predicted
     distractors = annotation.get("distractor_count", annotation.get("distractors"))
     return {
-        "row_idx": row["id"],
+        "row_idx": question.id,
         "file_name": annotation["file_name"],
         "normal_caption": annotation["normal_caption"],
         **{key: annotation.get(key) for key in COPIED},
@@ -96,5 +106,9 @@ def _prediction(row: Row, boxes: Sequence[Sequence[float]], referral: Referral, 
         "prompt_id": "direct",
         "pred_box_expected_format": "abs_xyxy",
         "status": referral.status,
-        "score": None if best is None else float(referral.scores[best]),
+        "score": None if best is None else scores[best],
+        "text": referral.text,
+        "scores": scores,
+        "rejection_probability": float(referral.rejection_probability),
+        "candidates": "annotations",
     }

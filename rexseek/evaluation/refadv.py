@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from rexseek.evaluation import comparability
+from rexseek.evaluation.ablations import ablation_text
 from rexseek.evaluation.files import located, markdown_table, names_of, read_rows, write_results
-from rexseek.evaluation.predict import file_sha256
+from rexseek.evaluation.prediction_files import file_sha256, read_meta
 from rexseek.metrics.refadv import BINS, NAMED, score
 from rexseek.metrics.rows import RowError
 
@@ -71,6 +72,7 @@ def score_file(
     except ValueError as error:
         raise ValueError(f"{predictions}: {error}") from error
     origin = {"predictions": predictions.name, "predictions_sha256": file_sha256(predictions)}
+    origin["ablation"] = read_meta(predictions).get("ablation")
     return {**origin, "ground_truth_sha256": _ground_truth_sha256(rows), **result.to_dict()}
 
 
@@ -203,6 +205,8 @@ def _notes(name: str, result: Result) -> str:
         f"{result['refused']}, second attempts {result['retry_followup_used']}, missing rows "
         f"{len(result['missing'])}, in no distractor bin {result['rows_in_no_bin']}"
     ]
+    if result.get("ablation"):
+        lines.append(f"  - {ablation_text(result['ablation'])}")
     wrong = result["iou_disagreements"]
     if wrong:
         lines.append(f"  - the stored IoU of {len(wrong)} rows is not that of their boxes, for example:")

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rexseek.evaluation import comparability
+from rexseek.evaluation.ablations import ablation_text
 from rexseek.evaluation.files import markdown_table
 
 DOMAINS = ("attribute", "position", "interaction", "reasoning", "celebrity")
@@ -172,6 +173,8 @@ def _origin(results: Mapping[str, Result]) -> str:
             f"{kind} {result['counts'][kind]}" for kind in ("missing", "duplicate", "malformed", "unknown")
         )
         origin = f"protocol `{result['protocol']}`, candidates: {result['candidates']}"
+        if result.get("ablation"):
+            origin += f", {ablation_text(result['ablation'])}"
         lines.append(f"- {name}: {origin}; predictions {result['counts']['predictions']} ({counts})")
     return "\n".join(lines)
 

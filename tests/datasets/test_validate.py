@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rexseek.cli import app
-from tests.datasets.test_published_formats import write_refadv
+from tests.datasets.test_published_formats import write_refadv, write_refcoco
 from tests.drawn_data import referring_row, write_instances, write_lines, write_referring
 
 
@@ -26,6 +26,14 @@ def test_sound_data(tmp_path: Path, images: Path) -> None:
     assert figures["candidates_per_sample"] == 2.5 and figures["words_per_expression"] == 3.2
     assert figures["answers_per_positive_expression"] == 1.25
     assert figures["turns_by_domain"] == {"attribute": 4, "rejection / attribute": 1}
+    assert (figures["image_width"], figures["image_height"], figures["vocabulary"]) == (200, 120, 9)
+    assert figures["expressions_by_words"] == {"3": 4, "4": 1}
+    assert figures["images_by_domain"] == {"attribute": 2, "rejection": 1}
+    assert figures["expressions_by_domain"] == {"attribute": 4, "rejection": 1}
+    assert figures["answers_per_expression_by_domain"] == {"attribute": 1.25, "rejection": 0}
+    assert figures["other_candidates_per_expression"] == 1.8 and figures["negation_ratio"] == 0
+    assert figures["answers_by_size"] == {"small": 0, "medium": 5, "large": 0}
+    assert figures["distractors_per_expression"] is None and figures["expressions_by_category"] == {}
     table = run("validate", tmp_path / "annotations.jsonl", images)
     assert "candidates per sample" in table.stdout and "2.50" in table.stdout
 
@@ -62,6 +70,31 @@ def test_other_formats_and_options(tmp_path: Path, images: Path) -> None:
         "validate", write_refadv(tmp_path), images, "--format", "refadv", "--option", f"candidates={found}"
     )
     assert result.exit_code == 0, result.output
+
+
+def test_language_and_distractors(tmp_path: Path, images: Path) -> None:
+    texts = ["Not the red one", "people who don\u2019t stand, nobody else", "a knot"]
+    rows = [referring_row(n, text, [0]) for n, text in enumerate(texts)]
+    figures = statistics(write_lines(tmp_path / "mine.jsonl", rows), images)
+    assert figures["negation_ratio"] == pytest.approx(2 / 3)
+    assert figures["vocabulary"] == len(
+        {*["not", "the", "red", "one", "people", "who", "don't", "stand", "nobody", "else", "a", "knot"]}
+    )
+    assert figures["answer_side_px"] == pytest.approx((50 * 90) ** 0.5)
+    assert figures["answer_percent_of_image"] == pytest.approx(100 * 50 * 90 / (200 * 120))
+
+    option = ("--format", "refadv", "--option", f"candidates={tmp_path / 'detections.jsonl'}")
+    figures = statistics(write_refadv(tmp_path), images, *option)
+    assert figures["expressions_by_distractors"] == {"2": 1}
+    figures = statistics(write_refcoco(tmp_path), images, "--format", "refcoco", "--option", "split=train")
+    assert figures["expressions_by_category"] == {"person": 2}
+    assert figures["expressions_by_distractors"] == {"1": 2}  # the other person, not the dog
+
+
+def statistics(annotations: Path, images: Path, *more: str) -> dict:
+    result = run("stats", annotations, images, "--json", *more)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["statistics"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,223 @@
+"""Questions about images -> lines of a prediction file: batched, shared by processes, written as they come.
+
+Every process answers every n-th image (with its candidates) and writes a part file; see `prediction_files`.
+Which process answers what has no influence on the answers.
+"""
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object, parse_flag_from_env
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from rexseek.evaluation.ablations import Ablation
+from rexseek.evaluation.prediction_files import answered, join_parts, open_run, part_path
+from rexseek.predictor import Referral, RexSeekPredictor
+
+logger = logging.getLogger(__name__)
+
+BATCH_SIZE = 8
+_PATIENCE = timedelta(days=7)  # processes that are done wait for the slowest
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One annotation to answer.
+
+    Attributes:
+        id: of the annotation.
+        where: file, line and id, for messages.
+        image: file.
+        expression: what is asked.
+        candidates: boxes xyxy pixels as annotated, the first 100.
+        dropped: the others.
+        answers: annotated answer boxes.
+        row: the annotation.
+    """
+
+    id: Any
+    where: str
+    image: Path
+    expression: str
+    candidates: list[list[float]]
+    dropped: list[list[float]]
+    answers: list[list[float]]
+    row: Row
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run writes.
+
+    Attributes:
+        output: predictions JSONL.
+        meta: what it is made with; only a run with the same is continued.
+        id_key: the key of a line that holds the annotation's id.
+        to_line: a line from a question and its referral.
+        batch_size: images asked at once.
+        ablation: what is asked in place of the expressions; noted beside `output` and in every line.
+    """
+
+    output: Path
+    meta: Row
+    id_key: str
+    to_line: Callable[[Question, Referral], Row]
+    batch_size: int = BATCH_SIZE
+    ablation: Ablation | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch size: expected at least 1, got {self.batch_size}")
+
+    def asked(self, question: Question) -> Question:
+        """The question as it is asked."""
+        if self.ablation is None:
+            return question
+        text = self.ablation.expression(question.id, question.expression, question.where)
+        return replace(question, expression=text)
+
+    def line(self, question: Question, referral: Referral) -> str:
+        """The line to write."""
+        row = self.to_line(question, referral)
+        if self.ablation is not None:
+            row = {**row, "ablation": self.ablation.kind, "expression": question.expression}
+        return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def processes() -> PartialState:
+    """This process among those of a launcher (`accelerate launch`, `torchrun`); alone without one."""
+    on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.cuda.is_available()
+    return PartialState(cpu=on_cpu, timeout=_PATIENCE)
+
+
+def load_predictor(checkpoint: Path) -> RexSeekPredictor:
+    """The predictor of this process, on its own GPU where there are GPUs."""
+    return RexSeekPredictor.from_pretrained(checkpoint, processes().device)
+
+
+def predict_questions(predictor: RexSeekPredictor, questions: Sequence[Question], run: Run) -> dict[str, int]:
+    """Answer the questions that have no line in `run.output` yet, each by one of the processes.
+
+    Returns:
+        Counts as in `predict_humanref`, the same in every process.
+    """
+    state, order = processes(), [question.id for question in questions]
+    questions = [run.asked(question) for question in questions]
+    if state.is_main_process:
+        ablation = None if run.ablation is None else run.ablation.record()
+        open_run(run.output, {**run.meta, "ablation": ablation}, order, run.id_key)
+    state.wait_for_everyone()
+    done = answered(run.output, run.id_key)
+    groups = by_image([question for question in questions if question.id not in done])
+    started = time.monotonic()
+    counts = answer_share(predictor, groups, run, state.process_index, state.num_processes)
+    everybody = Counter(resumed=len(done), found=0, rejected=0, malformed=0)
+    everybody.update(dropped_candidates=0, unreachable_answers=0)
+    for others in gather_object([dict(counts)]):  # waits until all parts are written
+        everybody.update(others)
+    if state.is_main_process:
+        join_parts(run.output, order, run.id_key)
+        seconds = time.monotonic() - started
+        logger.info("%s: %s", run.output, ", ".join(f"{key} {count}" for key, count in everybody.items()))
+        if groups:
+            logger.info("%d images in %.1f s: %.2f images/s", len(groups), seconds, len(groups) / seconds)
+    state.wait_for_everyone()
+    return dict(everybody)
+
+
+def by_image(questions: Sequence[Question]) -> list[list[Question]]:
+    """Questions about one image with the same candidates together, in order of first appearance."""
+    groups: dict[tuple[Path, str], list[Question]] = {}
+    for question in questions:
+        groups.setdefault((question.image, json.dumps(question.candidates)), []).append(question)
+    return list(groups.values())
+
+
+def answer_share(
+    predictor: RexSeekPredictor, groups: Sequence[Sequence[Question]], run: Run, index: int, count: int
+) -> Counter[str]:
+    """Answer the images of process `index` of `count` (every `count`-th of `groups`) into its part file.
+
+    Returns:
+        Numbers of lines by status, and of dropped candidates and unreachable answers.
+    """
+    own, counts = groups[index::count], Counter()
+    title = "predicting" if count == 1 else f"predicting (process {index + 1} of {count})"
+    part = part_path(run.output, index, count)
+    with part.open("a", encoding="utf-8", newline="\n") as file, _progress(shown=index == 0) as progress:
+        task = progress.add_task(title, total=len(own))
+        for start in range(0, len(own), run.batch_size):
+            batch = own[start : start + run.batch_size]
+            for group, referrals in _ask(predictor, batch):
+                for question, referral in zip(group, referrals, strict=True):
+                    file.write(run.line(question, referral))
+                    counts.update(_count(question, referral))
+                file.flush()
+                counts["dropped_candidates"] += len(group[0].dropped)
+            progress.advance(task, len(batch))
+    return counts
+
+
+def _ask(
+    predictor: RexSeekPredictor, groups: Sequence[Sequence[Question]]
+) -> Iterator[tuple[Sequence[Question], Sequence[Referral]]]:
+    """Each group with its answers; asked together, and one by one if something is wrong with one of them."""
+    asked = [
+        (group[0].image, group[0].candidates, [question.expression for question in group]) for group in groups
+    ]
+    try:
+        answers = predictor.refer_batch(asked)
+    except ValueError as error:
+        logger.info("asking one by one: %s", error)
+    else:
+        yield from zip(groups, answers, strict=True)
+        return
+    for group, (image, candidates, expressions) in zip(groups, asked, strict=True):
+        try:
+            yield group, predictor.refer(image, candidates, expressions)
+        except ValueError as error:
+            first = f"{group[0].where}{' and others' if len(group) > 1 else ''}"
+            raise ValueError(f"{first}, image {image.name}: {error}") from error
+
+
+def _count(question: Question, referral: Referral) -> Counter[str]:
+    lost = sum(box in question.dropped and box not in question.candidates for box in question.answers)
+    return Counter({referral.status: 1, "unreachable_answers": lost})
+
+
+class _Rate(ProgressColumn):
+    """Images a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.completed / task.elapsed:.2f} images/s" if task.completed else "")
+
+
+def _progress(shown: bool) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, disable=not shown)
