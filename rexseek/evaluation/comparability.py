@@ -18,8 +18,8 @@ _KINDS = {
 
 
 def differences(results: Mapping[str, Result]) -> dict[str, dict[str, str]]:
-    """By kind (protocol, annotation file, Ref-Adv's rows, candidates' source, ablation) what each result has; only
-    the kinds in which they differ.
+    """By kind (protocol, annotations, rows of Ref-Adv, source of the candidates, ablation) what each result
+    has; only the kinds in which they differ.
 
     Args:
         results: by model name, the content of its `metrics.json`.
