@@ -163,7 +163,7 @@ def answer_share(
     own, counts = groups[index::count], Counter()
     title = "predicting" if count == 1 else f"predicting (process {index + 1} of {count})"
     part = part_path(run.output, index, count)
-    with part.open("a", encoding="utf-8", newline="\n") as file, _progress(shown=index == 0) as progress:
+    with part.open("a", encoding="utf-8", newline="\n") as file, progress_bar(shown=index == 0) as progress:
         task = progress.add_task(title, total=len(own))
         for start in range(0, len(own), run.batch_size):
             batch = own[start : start + run.batch_size]
@@ -211,7 +211,8 @@ class _Rate(ProgressColumn):
         return Text(f"{task.completed / task.elapsed:.2f} images/s" if task.completed else "")
 
 
-def _progress(shown: bool) -> Progress:
+def progress_bar(shown: bool = True) -> Progress:
+    """With images a second and the time that is left."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
