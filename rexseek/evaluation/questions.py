@@ -205,19 +205,23 @@ def _count(question: Question, referral: Referral) -> Counter[str]:
 
 
 class _Rate(ProgressColumn):
-    """Images a second."""
+    """Images, or whatever is counted, a second."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.completed / task.elapsed:.2f} images/s" if task.completed else "")
+        return Text(f"{task.completed / task.elapsed:.2f} {self.unit}/s" if task.completed else "")
 
 
-def progress_bar(shown: bool = True) -> Progress:
-    """With images a second and the time that is left."""
+def progress_bar(shown: bool = True, unit: str = "images") -> Progress:
+    """With images (or another unit) a second and the time that is left."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        _Rate(),
+        _Rate(unit),
         TimeRemainingColumn(),
     )
     return Progress(*columns, disable=not shown)

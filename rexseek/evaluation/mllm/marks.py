@@ -68,7 +68,8 @@ class CandidateSource:
                 expected = "expected image_name, each once, and a list of segmentations"
                 raise ValueError(f"{file}:{number}: {expected}, got {name!r} with {masks!r:.80}")
             try:
-                check_masks(masks, masks[0] if masks else None)
+                if masks:
+                    check_masks(masks, masks[0])
             except ValueError as error:
                 raise ValueError(f"{file}:{number}: {error}") from error
             found[name] = masks

@@ -116,7 +116,7 @@ def _answers(
 ) -> Iterator[Row]:
     """Lines in the order in which they come; stops when the server seems to be gone."""
     lost = 0
-    with ThreadPoolExecutor(concurrency) as pool, progress_bar() as progress:
+    with ThreadPoolExecutor(concurrency) as pool, progress_bar(unit="questions") as progress:
         task = progress.add_task("asking", total=len(questions))
         waiting = [pool.submit(answer, question) for question in questions]
         try:
