@@ -1,15 +1,16 @@
-"""Evaluate on HumanRef: python eval/humanref.py predict | baseline | score (--help explains each)."""
+"""HumanRef: python eval/humanref.py predict | baseline | score | shorten (--help explains each)."""
 
-from rexseek.evaluation.command import predict_command
+from rexseek.evaluation.analysis_commands import shorten_command
 from rexseek.evaluation.options import Files, Names, Protocol, Required, Source, new_app, run
 from rexseek.evaluation.predict import predict_humanref, write_baseline
+from rexseek.evaluation.predict_command import predict_command
 from rexseek.evaluation.report import show
 from rexseek.evaluation.score import score_humanref
 
 app = new_app(__doc__)
 
-
 app.command("predict")(predict_command(predict_humanref))
+app.command("shorten")(shorten_command("id", "referring"))
 
 
 @app.command()

@@ -1,14 +1,16 @@
-"""Ref-Adv: python eval/refadv.py predict | score (--help explains each)."""
+"""Ref-Adv: python eval/refadv.py predict | score | curves | shorten (--help explains each)."""
 
-from rexseek.evaluation.command import predict_command
+from rexseek.evaluation.analysis_commands import curves, shorten_command
 from rexseek.evaluation.options import Files, Names, Protocol, Required, Rows, new_app, run
+from rexseek.evaluation.predict_command import predict_command
 from rexseek.evaluation.predict_refadv import predict_refadv
 from rexseek.evaluation.refadv import score_refadv, show
 
 app = new_app(__doc__)
 
-
 app.command("predict")(predict_command(predict_refadv))
+app.command("shorten")(shorten_command("row_idx", "normal_caption"))
+app.command("curves")(curves)
 
 
 @app.command()

@@ -162,11 +162,20 @@ def _print_validation(result: Validation, as_json: bool) -> None:
         table.add_row(_plain(reason), str(count))
     for name, value in figures.items():
         if isinstance(value, dict):
-            value = "\n".join(f"{key}: {count}" for key, count in value.items()) or "none"
+            value = _counts(value)
         elif isinstance(value, float):
             value = f"{value:.2f}"
         table.add_row(name.replace("_", " "), _plain(str(value)))
     Console().print(table)
+
+
+def _counts(counts: dict[str, float | None]) -> str:
+    """A line for each count, or one text if there are many."""
+    texts = [
+        f"{key}: {count:.2f}" if isinstance(count, float) else f"{key}: {count}"
+        for key, count in counts.items()
+    ]
+    return ("\n" if len(texts) <= 20 else ", ").join(texts) or "none"
 
 
 def read_boxes_xyxy_px(path: Path) -> list[list[float]]:

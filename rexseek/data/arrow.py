@@ -127,7 +127,7 @@ def _encode(sample: Sample) -> dict[str, Any]:
 
 def _short(turn: Turn) -> dict[str, Any]:
     """A turn's fields that are not the default."""
-    return {name: value for name, value in vars(turn).items() if value not in (None, False)}
+    return {name: value for name, value in vars(turn).items() if value is not None and value is not False}
 
 
 def _decode(row: dict[str, Any]) -> Sample:

@@ -29,6 +29,7 @@ class Turn:
         id: of the annotation, for reports.
         held_out: the annotation belongs to a combination never seen in training.
         kind: category of the answers, where the data set says so.
+        distractors: number of things in the image that could be taken for the answer, where it says so.
     """
 
     question: str
@@ -39,6 +40,7 @@ class Turn:
     id: str | None = None
     held_out: bool = False
     kind: str | None = None
+    distractors: int | None = None
 
     def __post_init__(self) -> None:
         if (self.answer is None) == (self.blocks is None):

@@ -56,7 +56,7 @@ class Ablation:
         if self.kind == BAG_OF_WORDS:
             return bag_of_words(expression, self.seed)
         if id_ not in self.rewrites:
-            raise ValueError(f"{where}: the rewrites hold no line for id {id_!r}")
+            raise ValueError(f"{where}: the rewrites hold no line for it")
         return self.rewrites[id_]
 
     def record(self) -> dict[str, Any]:
@@ -64,6 +64,12 @@ class Ablation:
         if self.kind == BAG_OF_WORDS:
             return {"kind": self.kind, "seed": self.seed}
         return {"kind": self.kind, **({"sha256": self.rewrites_sha256} if self.kind == REWRITES else {})}
+
+
+def ablation_text(record: Mapping[str, Any]) -> str:
+    """What a report says of a run's ablation, given what the run noted."""
+    more = ", ".join(f"{key} {value}" for key, value in record.items() if key != "kind")
+    return f"ablation: {record['kind']}{f' ({more})' if more else ''}"
 
 
 def bag_of_words(expression: str, seed: int) -> str:

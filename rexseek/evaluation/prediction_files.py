@@ -95,7 +95,7 @@ def join_parts(output: Path, order: Sequence[Any], id_key: str) -> None:
     lines: dict[Any, dict[str, Any]] = {}
     known = set(order)
     for path in [*([output] if output.exists() else []), *parts]:
-        _drop_unfinished_line(path)
+        drop_unfinished_line(path)
         own: set[Any] = set()
         for number, row in read_jsonl(path):
             id_ = row.get(id_key)
@@ -115,7 +115,8 @@ def join_parts(output: Path, order: Sequence[Any], id_key: str) -> None:
         path.unlink()
 
 
-def _drop_unfinished_line(path: Path) -> None:
+def drop_unfinished_line(path: Path) -> None:
+    """Remove from a file what stands behind its last newline: a line cut by a kill."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):

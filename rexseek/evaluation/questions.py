@@ -14,8 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, parse_flag_from_env
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -104,14 +105,14 @@ class Run:
 
 
 def processes() -> PartialState:
-    """This process among those of `accelerate launch`; alone without it."""
-    return PartialState(timeout=_PATIENCE)
+    """This process among those of a launcher (`accelerate launch`, `torchrun`); alone without one."""
+    on_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.cuda.is_available()
+    return PartialState(cpu=on_cpu, timeout=_PATIENCE)
 
 
 def load_predictor(checkpoint: Path) -> RexSeekPredictor:
     """The predictor of this process, on its own GPU where there are GPUs."""
-    device = processes().device
-    return RexSeekPredictor.from_pretrained(checkpoint, device if device.type == "cuda" else "cpu")
+    return RexSeekPredictor.from_pretrained(checkpoint, processes().device)
 
 
 def predict_questions(predictor: RexSeekPredictor, questions: Sequence[Question], run: Run) -> dict[str, int]:

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rexseek.evaluation.ablations import ablation_text
 from rexseek.evaluation.files import located, markdown_table, names_of, read_rows, write_results
-from rexseek.evaluation.prediction_files import file_sha256
+from rexseek.evaluation.prediction_files import file_sha256, read_meta
 from rexseek.metrics.refadv import BINS, NAMED, score
 from rexseek.metrics.rows import RowError
 
@@ -68,6 +69,7 @@ def score_file(
     except ValueError as error:
         raise ValueError(f"{predictions}: {error}") from error
     origin = {"predictions": predictions.name, "predictions_sha256": file_sha256(predictions)}
+    origin["ablation"] = read_meta(predictions).get("ablation")
     return {**origin, **result.to_dict()}
 
 
@@ -171,6 +173,8 @@ def _notes(name: str, result: Result) -> str:
         f"{result['refused']}, second attempts {result['retry_followup_used']}, missing rows "
         f"{len(result['missing'])}, in no distractor bin {result['rows_in_no_bin']}"
     ]
+    if result.get("ablation"):
+        lines.append(f"  - {ablation_text(result['ablation'])}")
     wrong = result["iou_disagreements"]
     if wrong:
         lines.append(f"  - the stored IoU of {len(wrong)} rows is not that of their boxes, for example:")

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rexseek.evaluation.ablations import ablation_text
 from rexseek.evaluation.files import located, markdown_table, names_of, read_rows, write_results
-from rexseek.evaluation.prediction_files import file_sha256
+from rexseek.evaluation.prediction_files import file_sha256, read_meta
 from rexseek.metrics.refcoco import THRESHOLDS, score
 from rexseek.metrics.rows import RowError
 
@@ -58,6 +59,7 @@ def _score_file(annotations: Path, predictions: Path, candidates: Path | None) -
         "predictions": predictions.name,
         "predictions_sha256": file_sha256(predictions),
         "candidates": "annotations" if candidates is None else candidates.name,
+        "ablation": read_meta(predictions).get("ablation"),
         **result.to_dict(),
     }
 
@@ -94,6 +96,8 @@ def markdown_report(results: Mapping[str, Result]) -> str:
     for name, result in results.items():
         counts = ", ".join(f"{kind} {count}" for kind, count in result["counts"].items())
         lines.append(f"- {name}: candidates: {result['candidates']}; lines: {counts}")
+        if result.get("ablation"):
+            lines.append(f"  - {ablation_text(result['ablation'])}")
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rexseek.evaluation.ablations import ablation_text
 from rexseek.evaluation.files import markdown_table
 
 DOMAINS = ("attribute", "position", "interaction", "reasoning", "celebrity")
@@ -170,6 +171,8 @@ def _origin(results: Mapping[str, Result]) -> str:
             f"{kind} {result['counts'][kind]}" for kind in ("missing", "duplicate", "malformed", "unknown")
         )
         origin = f"protocol `{result['protocol']}`, candidates: {result['candidates']}"
+        if result.get("ablation"):
+            origin += f", {ablation_text(result['ablation'])}"
         lines.append(f"- {name}: {origin}; predictions {result['counts']['predictions']} ({counts})")
     return "\n".join(lines)
 

@@ -1,12 +1,11 @@
 """Prediction files + annotations -> `metrics.json` and a table."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rexseek.evaluation.files import located, names_of, read_rows, write_results
-from rexseek.evaluation.prediction_files import file_sha256, meta_path
+from rexseek.evaluation.prediction_files import file_sha256, read_meta
 from rexseek.evaluation.report import markdown_report
 from rexseek.metrics.humanref import score
 from rexseek.metrics.rows import RowError
@@ -61,19 +60,14 @@ def score_file(
         raise located(error, predictions, prediction_lines) from error
     except ValueError as error:
         raise ValueError(f"{predictions}: {error}") from error
+    noted = read_meta(predictions)
     return {
         "annotations": annotations.name,
         "annotations_sha256": file_sha256(annotations),
         "predictions": predictions.name,
         "predictions_sha256": file_sha256(predictions),
-        "candidates": candidates or _recorded_candidates(predictions),
+        "candidates": candidates or str(noted.get("candidates", "not stated")),
+        "ablation": noted.get("ablation"),
         **result.to_dict(),
         "intervals": result.intervals(),
     }
-
-
-def _recorded_candidates(predictions: Path) -> str:
-    sidecar = meta_path(predictions)
-    if not sidecar.exists():
-        return "not stated"
-    return str(json.loads(sidecar.read_text(encoding="utf-8")).get("candidates", "not stated"))

@@ -26,6 +26,14 @@ def test_sound_data(tmp_path: Path, images: Path) -> None:
     assert figures["candidates_per_sample"] == 2.5 and figures["words_per_expression"] == 3.2
     assert figures["answers_per_positive_expression"] == 1.25
     assert figures["turns_by_domain"] == {"attribute": 4, "rejection / attribute": 1}
+    assert (figures["image_width"], figures["image_height"], figures["vocabulary"]) == (200, 120, 9)
+    assert figures["expressions_by_words"] == {"3": 4, "4": 1}
+    assert figures["images_by_domain"] == {"attribute": 2, "rejection": 1}
+    assert figures["expressions_by_domain"] == {"attribute": 4, "rejection": 1}
+    assert figures["answers_per_expression_by_domain"] == {"attribute": 1.25, "rejection": 0}
+    assert figures["other_candidates_per_expression"] == 1.8 and figures["negation_ratio"] == 0
+    assert figures["answers_by_size"] == {"small": 0, "medium": 5, "large": 0}
+    assert figures["distractors_per_expression"] is None and figures["expressions_by_category"] == {}
     table = run("validate", tmp_path / "annotations.jsonl", images)
     assert "candidates per sample" in table.stdout and "2.50" in table.stdout
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from rexseek.data.jsonl import read_jsonl
+from rexseek.evaluation.ablations import Ablation
 from rexseek.evaluation.predict_refadv import predict_refadv
 from rexseek.evaluation.refadv import released_table, score_file, score_refadv
 
@@ -73,12 +74,15 @@ class Stub:
     def refer(self, image: Path, boxes: list[list[float]], expressions: list[str]) -> list[SimpleNamespace]:
         status = {"nobody": "rejected", "noise": "malformed"}
         answers = [status.get(expression, "found") for expression in expressions]
+        chosen = {"found": {"indices": (0, 1), "scores": (0.25, 0.75)}}
+        more = {"text": "text", "rejection_probability": 0.25}
         return [
-            SimpleNamespace(status=answer, indices=(0, 1), scores=(0.25, 0.75))
-            if answer == "found"
-            else SimpleNamespace(status=answer, indices=(), scores=())
+            SimpleNamespace(status=answer, **chosen.get(answer, {"indices": (), "scores": ()}), **more)
             for answer in answers
         ]
+
+    def refer_batch(self, questions: list[tuple[Path, list[list[float]], list[str]]]) -> list[Any]:
+        return [self.refer(*question) for question in questions]
 
 
 @pytest.fixture
@@ -102,8 +106,8 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def predict(place: Path) -> dict[str, int]:
-    return predict_refadv(Stub(), place / "DIR", place / "A.jsonl", place / "I", place / "P.jsonl")
+def predict(place: Path, **options: Any) -> dict[str, int]:
+    return predict_refadv(Stub(), place / "DIR", place / "A.jsonl", place / "I", place / "P.jsonl", **options)
 
 
 def test_predictions_have_the_authors_form(place: Path) -> None:
@@ -114,6 +118,8 @@ def test_predictions_have_the_authors_form(place: Path) -> None:
     assert rows[0]["first_iou"] == pytest.approx(10 / 12) and rows[0]["first_hit"] is True
     assert [row["parse_error"] for row in rows] == ["", "", "no_bbox_found"]
     assert [row["distractor_count"] for row in rows] == [2, 2, 2]
+    ours = {"score": 0.75, "scores": [0.25, 0.75], "rejection_probability": 0.25, "candidates": "annotations"}
+    assert ours.items() <= rows[0].items() and rows[2]["text"] == "text"
     for protocol in ("official", "strict"):
         result = score_file(place / "P.jsonl", protocol, 3)
         assert (result["hits75"], result["refused"], result["parse_fail"]) == (1, 1, 1)
@@ -125,6 +131,16 @@ def test_prediction_resumes(place: Path) -> None:
     (place / "P.jsonl").write_bytes(whole[: whole.index(b"\n") + 9])
     assert predict(place)["resumed"] == 1
     assert (place / "P.jsonl").read_bytes() == whole
+
+
+def test_ablated_predictions_are_scored_like_any_other(place: Path) -> None:
+    predict(place, ablation=Ablation("the-one"))
+    rows = [row for _, row in read_jsonl(place / "P.jsonl")]
+    assert [row["normal_caption"] for row in rows] == ["left", "nobody", "noise"]
+    assert [(row["expression"], row["status"]) for row in rows] == [("the one", "found")] * 3
+    result = score_refadv([place / "P.jsonl"], place / "out", protocol="strict")["P"]
+    assert (result["hits50"], result["ablation"]) == (3, {"kind": "the-one"})
+    assert "ablation: the-one" in (place / "out/table.md").read_text()
 
 
 @pytest.mark.parametrize(

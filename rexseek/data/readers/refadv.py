@@ -1,8 +1,8 @@
 """Ref-Adv-s (arXiv 2602.23898): one expression and one answer box a row, no candidates.
 
 Written against the fields that the published `run.py` (dddraxxx/Ref-Adv) reads from the dataset: `file_name,
-normal_caption, solution` (xyxy pixels), `width, height, use_negation`, `image`. Accepted: the dataset's
-parquet file, and the same rows as JSON Lines without `image`.
+normal_caption, solution` (xyxy pixels), `width, height, use_negation, distractors`, `image`. Accepted: the
+dataset's parquet file, and the same rows as JSON Lines without `image`.
 """
 
 from collections.abc import Iterator
@@ -75,10 +75,23 @@ def read_refadv(
             generator = generator_for(seed, annotations.name, number, expression)
             question = detection_question([expression], question_style, generator)
             domain = "negation" if row.get("use_negation") else None
-            turn = Turn(question, blocks=((expression, indices),), sub_domain=domain, id=str(number))
+            known = {"sub_domain": domain, "id": str(number), "distractors": _distractors(row, where, report)}
+            turn = Turn(question, blocks=((expression, indices),), **known)
             sample = Sample(str(number), "refadv", images / name, *size, boxes, (turn,))
         if sample is not None:
             yield sample
+
+
+def _distractors(row: dict[str, Any], where: str, report: ReadReport) -> int | None:
+    """The row's number of distractors, published as text; None without one, and (noted) if it is none."""
+    value = row.get("distractors")
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if type(value) is int:
+        return value
+    if value is not None:
+        report.note("number of distractors not read", f"{where}: distractors {value!r:.80}")
+    return None
 
 
 def _json_rows(path: Path, images: Path, report: ReadReport) -> Iterator[tuple[str, dict[str, Any]]]:

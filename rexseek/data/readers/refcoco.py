@@ -136,20 +136,24 @@ class _References:
                     indices = self.matching.indices(chosen, boxes[index][None], what, self.report)
                 if indices is not None:
                     kind = self.table.names[self.table.category[rows[index]]]
-                    turns.extend(self._turns(what, ref, indices, kind))
+                    alike = self.table.category[rows.start : rows.stop] == self.table.category[rows[index]]
+                    turns.extend(self._turns(what, ref, indices, kind, int(alike.sum()) - 1))
         if not turns:
             return None
         absent = tuple(self.table.absent(place))
         path = self.images / image.name
         return Sample(str(image.id), "refcoco", path, *size, chosen, tuple(turns), absent=absent)
 
-    def _turns(self, where: str, ref: dict[str, Any], indices: tuple[int, ...], kind: str) -> Iterator[Turn]:
+    def _turns(
+        self, where: str, ref: dict[str, Any], indices: tuple[int, ...], kind: str, distractors: int
+    ) -> Iterator[Turn]:
         for sentence in require_list(ref["sentences"], f"{where}: sentences"):
             require_keys(sentence, ("sent", "sent_id"), f"{where}: sentences")
             text = check_plain_text(sentence["sent"], f"{where}: sentence {sentence['sent_id']}")
             generator = generator_for(self.seed, self.file.name, sentence["sent_id"])
             question = detection_question([text], self.style, generator)
-            yield Turn(question, blocks=((text, indices),), id=str(sentence["sent_id"]), kind=kind)
+            known = {"id": str(sentence["sent_id"]), "kind": kind, "distractors": distractors}
+            yield Turn(question, blocks=((text, indices),), **known)
 
 
 def read_refs(path: Path) -> list[Any]:
