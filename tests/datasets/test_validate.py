@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rexseek.cli import app
-from tests.datasets.test_published_formats import write_refadv
+from tests.datasets.test_published_formats import write_refadv, write_refcoco
 from tests.drawn_data import referring_row, write_instances, write_lines, write_referring
 
 
@@ -70,6 +70,31 @@ def test_other_formats_and_options(tmp_path: Path, images: Path) -> None:
         "validate", write_refadv(tmp_path), images, "--format", "refadv", "--option", f"candidates={found}"
     )
     assert result.exit_code == 0, result.output
+
+
+def test_language_and_distractors(tmp_path: Path, images: Path) -> None:
+    texts = ["Not the red one", "people who don\u2019t stand, nobody else", "a knot"]
+    rows = [referring_row(n, text, [0]) for n, text in enumerate(texts)]
+    figures = statistics(write_lines(tmp_path / "mine.jsonl", rows), images)
+    assert figures["negation_ratio"] == pytest.approx(2 / 3)
+    assert figures["vocabulary"] == len(
+        {*["not", "the", "red", "one", "people", "who", "don't", "stand", "nobody", "else", "a", "knot"]}
+    )
+    assert figures["answer_side_px"] == pytest.approx((50 * 90) ** 0.5)
+    assert figures["answer_percent_of_image"] == pytest.approx(100 * 50 * 90 / (200 * 120))
+
+    option = ("--format", "refadv", "--option", f"candidates={tmp_path / 'detections.jsonl'}")
+    figures = statistics(write_refadv(tmp_path), images, *option)
+    assert figures["expressions_by_distractors"] == {"2": 1}
+    figures = statistics(write_refcoco(tmp_path), images, "--format", "refcoco", "--option", "split=train")
+    assert figures["expressions_by_category"] == {"person": 2}
+    assert figures["expressions_by_distractors"] == {"1": 2}  # the other person, not the dog
+
+
+def statistics(annotations: Path, images: Path, *more: str) -> dict:
+    result = run("stats", annotations, images, "--json", *more)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["statistics"]
 
 
 @pytest.mark.parametrize(
