@@ -166,7 +166,7 @@ def test_a_parse_failure_and_a_follow_up(server: tuple[str, str], tmp_path: Path
 
 
 def test_a_model_that_is_not_there(server: tuple[str, str], tmp_path: Path) -> None:
-    """This server answers 500 or 404, as it likes; never a line that could be scored as an answer."""
+    """Whatever status the server gives, no line may look like an answer."""
     lines = []
     with contextlib.suppress(ValueError):
         lines = ask((server[0], str(tmp_path / "other")), tmp_path, "qwen3-vl", "humanref")

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import runpy
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 pytest.importorskip("openai")
 pytest.importorskip("omegaconf")
@@ -335,6 +337,9 @@ def test_marks(place) -> None:
         summary = here.ask(stub, "refadv", convention="marks", source=CandidateSource.read(boxes))
     assert [line["pred_box_xyxy_first"] for line in here.lines()] == [BOXES[2], BOXES[1], [], []]
     assert summary["candidates"] == here.lines()[0]["candidates"] == "detector's file detected.jsonl"
+    (result,) = score_refadv([here.output], here.folder / "scores").values()
+    assert result["candidates"] == summary["candidates"]
+    assert "candidates: detector's file detected.jsonl" in (here.folder / "scores/table.md").read_text()
 
 
 def test_marks_of_a_segmenter(place) -> None:
@@ -367,6 +372,30 @@ def test_without_candidates_nobody_is_asked(place) -> None:
     with serve(answer) as stub:
         here.ask(stub, convention="marks")
     assert stub.requests == [] and here.lines()[0]["status"] == "rejected"
+
+
+def test_the_commands(place, monkeypatch) -> None:
+    here = place("left")
+    priced = here.folder / "priced.yaml"
+    priced.write_text(
+        (CONFIGS / "marks.yaml").read_text() + "price_per_million: {input: 2.0, output: 10.0}\n"
+    )
+    script = runpy.run_path(str(CONFIGS.parents[1] / "eval/mllm.py"))
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with serve(lambda body: "[1]") as stub:
+        options = ["--base-url", stub.url, "--model", "stub", "--images", here.folder, "--max-retries", 0]
+        options += ["--convention", priced, "--annotations", here.humanref, "--output", here.output]
+        result = CliRunner().invoke(script["app"], ["humanref", *map(str, options)], catch_exceptions=False)
+        assert result.exit_code == 0 and here.lines()[0]["extracted_predictions"] == [BOXES[0]]
+        options[options.index(priced)] = CONFIGS / "qwen3-vl.yaml"
+        options += ["--candidates", here.refadv]
+        with pytest.raises(
+            ValueError, match=r"--candidates is for marks, .*qwen3-vl\.yaml answers with boxes"
+        ):
+            CliRunner().invoke(script["app"], ["refadv", *map(str, options)], catch_exceptions=False)
+    summary = json.loads(here.output.with_name("predictions.jsonl.summary.json").read_text())
+    assert summary["cost"] == pytest.approx(0.0003)
+    assert not any("secret" in file.read_text() for file in here.output.parent.iterdir())
 
 
 def test_costs_and_latency(place) -> None:
