@@ -38,7 +38,7 @@ EVERYTHING = {*KNOWS, "cli"}
 KNOWS["cli"] = EVERYTHING
 
 EXTRAS = {"deepspeed", "peft", "datasets", "open_clip", "omegaconf", "wandb", "ijson"}  # train
-EXTRAS |= {"pycocotools", "matplotlib", "gradio", "supervision"}  # eval, demo
+EXTRAS |= {"pycocotools", "matplotlib", "openai", "gradio", "supervision"}  # eval, demo
 FILE_LINES, FUNCTION_LINES, SCRIPT_LINES = 400, 60, 40
 
 

@@ -51,6 +51,13 @@ def predict_humanref(
     Raises:
         ValueError: a wrong annotation, a missing image, or `output` belongs to another run.
     """
+    questions = humanref_questions(annotations, images)
+    meta = run_meta(checkpoint, annotations)
+    return predict_questions(predictor, questions, Run(output, meta, "id", _prediction, batch_size, ablation))
+
+
+def humanref_questions(annotations: Path, images: Path) -> list[Question]:
+    """The questions of a HumanRef file; errors as of `read_annotations`."""
     questions = []
     for line, row in read_annotations(annotations, images):
         where = f"{annotations}, line {line}: id {row['id']!r}"
@@ -59,8 +66,7 @@ def predict_humanref(
         image = images / row["image_name"]
         answers = row["answer_boxes"]
         questions.append(Question(row["id"], where, image, row["referring"], kept, dropped, answers, row))
-    meta = run_meta(checkpoint, annotations)
-    return predict_questions(predictor, questions, Run(output, meta, "id", _prediction, batch_size, ablation))
+    return questions
 
 
 def run_meta(checkpoint: Path, annotations: Path) -> Row:

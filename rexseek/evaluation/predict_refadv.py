@@ -1,7 +1,6 @@
 """Predictions for Ref-Adv in the authors' form: the best of the boxes the predictor chooses."""
 
 from pathlib import Path
-from typing import Any
 
 from rexseek.boxes import validate_boxes_xyxy_px
 from rexseek.data.jsonl import read_jsonl
@@ -14,7 +13,7 @@ from rexseek.metrics.refadv_answers import NO_BOX
 from rexseek.predictor import Referral, RexSeekPredictor
 from rexseek.tokens import check_plain_text
 
-KEYS = ("file_name", "normal_caption", "gt_bbox_xyxy", "candidate_boxes")
+KEYS = ("file_name", "normal_caption", "gt_bbox_xyxy")
 COPIED = ("image_source", "human_authored", "use_negation")
 
 
@@ -42,7 +41,7 @@ def predict_refadv(
     Raises:
         ValueError: a wrong annotation, a missing image, or `output` belongs to another run.
     """
-    questions = _read_questions(annotations, images)
+    questions = refadv_questions(annotations, images)
     meta = {**run_meta(checkpoint, annotations), "benchmark": "Ref-Adv"}
 
     def to_line(question: Question, referral: Referral) -> Row:
@@ -53,12 +52,18 @@ def predict_refadv(
     )
 
 
-def _read_questions(annotations: Path, images: Path) -> list[Question]:
+def refadv_questions(annotations: Path, images: Path, candidates_needed: bool = True) -> list[Question]:
+    """The questions of a Ref-Adv file; form and errors as of `predict_refadv`.
+
+    Args:
+        candidates_needed: whether a row without `candidate_boxes` is an error.
+    """
+    keys = (*KEYS, "candidate_boxes") if candidates_needed else KEYS
     questions: list[Question] = []
     seen: set[int] = set()
     for number, (line, row) in enumerate(read_jsonl(annotations)):
         where = f"{annotations}, line {line}"
-        missing = [key for key in KEYS if key not in row]
+        missing = [key for key in keys if key not in row]
         if missing:
             raise ValueError(f"{where}: has no {', '.join(map(repr, missing))}; it has {', '.join(row)}")
         row_idx = row.get("row_idx", number)
@@ -68,7 +73,7 @@ def _read_questions(annotations: Path, images: Path) -> list[Question]:
             )
         seen.add(row_idx)
         check_plain_text(row["normal_caption"], f"{where}: normal_caption")
-        image, boxes = images / str(row["file_name"]), row["candidate_boxes"]
+        image, boxes = images / str(row["file_name"]), row.get("candidate_boxes", [])
         size = image_size(image, where)
         if not isinstance(boxes, list):
             raise ValueError(f"{where}: candidate_boxes is {boxes!r}, expected a list of boxes")
@@ -83,10 +88,14 @@ def _read_questions(annotations: Path, images: Path) -> list[Question]:
     return questions
 
 
-def _prediction(question: Question, referral: Referral, model: str) -> dict[str, Any]:
-    annotation, scores = question.row, [float(score) for score in referral.scores]
-    best = max(range(len(referral.indices)), key=lambda place: scores[place], default=None)
-    box = [] if best is None else [float(value) for value in question.candidates[referral.indices[best]]]
+def refadv_line(question: Question, box: list[float], parse_error: str, model: str) -> Row:
+    """A line in the authors' form, of an answer to the direct prompt without a follow-up.
+
+    Args:
+        box: the first one, xyxy pixels; [] if there is none.
+        parse_error: why an answer could not be read; "" if it was.
+    """
+    annotation = question.row
     iou = box_iou(box, annotation["gt_bbox_xyxy"])
     assert iou is not None  # both are boxes, or nothing was predicted
     distractors = annotation.get("distractor_count", annotation.get("distractors"))
@@ -100,11 +109,20 @@ def _prediction(question: Question, referral: Referral, model: str) -> dict[str,
         "pred_box_xyxy_first": box,
         "first_iou": iou,
         "first_hit": iou >= 0.5,
-        "parse_error": NO_BOX if referral.status == "malformed" else "",
+        "parse_error": parse_error,
         "retry_followup_used": False,
         "model_full_name": model,
         "prompt_id": "direct",
         "pred_box_expected_format": "abs_xyxy",
+    }
+
+
+def _prediction(question: Question, referral: Referral, model: str) -> Row:
+    scores = [float(score) for score in referral.scores]
+    best = max(range(len(referral.indices)), key=lambda place: scores[place], default=None)
+    box = [] if best is None else [float(value) for value in question.candidates[referral.indices[best]]]
+    return {
+        **refadv_line(question, box, NO_BOX if referral.status == "malformed" else "", model),
         "status": referral.status,
         "score": None if best is None else scores[best],
         "text": referral.text,

@@ -164,7 +164,7 @@ def answer_share(
     own, counts = groups[index::count], Counter()
     title = "predicting" if count == 1 else f"predicting (process {index + 1} of {count})"
     part = part_path(run.output, index, count)
-    with part.open("a", encoding="utf-8", newline="\n") as file, _progress(shown=index == 0) as progress:
+    with part.open("a", encoding="utf-8", newline="\n") as file, progress_bar(shown=index == 0) as progress:
         task = progress.add_task(title, total=len(own))
         for start in range(0, len(own), run.batch_size):
             batch = own[start : start + run.batch_size]
@@ -206,18 +206,23 @@ def _count(question: Question, referral: Referral) -> Counter[str]:
 
 
 class _Rate(ProgressColumn):
-    """Images a second."""
+    """Images, or whatever is counted, a second."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.completed / task.elapsed:.2f} images/s" if task.completed else "")
+        return Text(f"{task.completed / task.elapsed:.2f} {self.unit}/s" if task.completed else "")
 
 
-def _progress(shown: bool) -> Progress:
+def progress_bar(shown: bool = True, unit: str = "images") -> Progress:
+    """With images (or another unit) a second and the time that is left."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        _Rate(),
+        _Rate(unit),
         TimeRemainingColumn(),
     )
     return Progress(*columns, disable=not shown)

@@ -72,7 +72,8 @@ def score_file(
     except ValueError as error:
         raise ValueError(f"{predictions}: {error}") from error
     origin = {"predictions": predictions.name, "predictions_sha256": file_sha256(predictions)}
-    origin["ablation"] = read_meta(predictions).get("ablation")
+    noted = read_meta(predictions)
+    origin |= {"candidates": str(noted.get("candidates", "not stated")), "ablation": noted.get("ablation")}
     return {**origin, "ground_truth_sha256": _ground_truth_sha256(rows), **result.to_dict()}
 
 
@@ -205,6 +206,8 @@ def _notes(name: str, result: Result) -> str:
         f"{result['refused']}, second attempts {result['retry_followup_used']}, missing rows "
         f"{len(result['missing'])}, in no distractor bin {result['rows_in_no_bin']}"
     ]
+    if result["candidates"] != "not stated":
+        lines.append(f"  - candidates: {result['candidates']}")
     if result.get("ablation"):
         lines.append(f"  - {ablation_text(result['ablation'])}")
     wrong = result["iou_disagreements"]

@@ -1,0 +1,1 @@
+"""Other people's multimodal models behind an OpenAI-compatible server, asked the benchmarks' expressions."""
