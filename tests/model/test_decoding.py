@@ -9,7 +9,7 @@ from PIL import Image
 
 from rexseek.model import RexSeekForConditionalGeneration
 from rexseek.model.decoding import answer_expressions, encode_prefix, generate_texts
-from rexseek.model.prefix import PackedRow
+from rexseek.model.packing import PackedRow
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import (
     GROUND_END,
