@@ -9,11 +9,12 @@ prefix and itself only, so its logits equal those it has alone.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from rexseek.model.prefix import Prefix
 
@@ -24,17 +25,56 @@ FEED_TOKENS = {"cpu": 384, "cuda": 4096}
 ROW_TOKENS = 8192
 """At most this many tokens are cached behind a prefix at once: questions, echoes and the longest possible
 answers of the branches packed together. More branches take several rows; one branch is never split."""
+_STEPS = 4  # index tokens that most answers do not exceed: room for so many is made at first
 _SHARE_OF_FREE_MEMORY = 0.5  # of a GPU's, for the cache and attention of a row
 
 Result = TypeVar("Result")
 
 
-class PackedRow:
-    """One row `prefix + branches` with its cache; every forward appends tokens to some of the branches."""
+class RoomyLayer(DynamicLayer):
+    """One layer's keys and values in a buffer with room behind them, so that a step copies only its own.
 
-    def __init__(self, model: PreTrainedModel, prefix: Prefix) -> None:
+    Args:
+        room: tokens to make room for at first; more is made when needed.
+    """
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.buffers: tuple[Tensor, Tensor] | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append [1, heads, T, head width] each; returns all keys and values as views."""
+        start = self.get_seq_length()
+        end = start + key_states.shape[2]
+        if self.buffers is None or end > self.buffers[0].shape[2]:
+            old, shape = (self.keys, self.values), list(key_states.shape)
+            shape[2] = max(self.room, end + end // 4)
+            self.buffers = key_states.new_empty(shape), value_states.new_empty(shape)
+            for buffer, states in zip(self.buffers, old, strict=True):
+                if start:
+                    buffer[:, :, :start] = states
+            self.is_initialized = True
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:end] = states
+        self.keys, self.values = (buffer[:, :, :end] for buffer in self.buffers)
+        return self.keys, self.values
+
+
+class PackedRow:
+    """One row `prefix + branches` with its cache; every forward appends tokens to some of the branches.
+
+    Args:
+        room: tokens behind the prefix to make room for at first.
+    """
+
+    def __init__(self, model: PreTrainedModel, prefix: Prefix, room: int) -> None:
         self.model, self.prefix = model, prefix
-        self.cache = prefix.cache()
+        self.cache = Cache(layers=[RoomyLayer(prefix.length + room) for _ in prefix.keys_values])
+        for layer, (keys, values) in enumerate(prefix.keys_values):
+            self.cache.update(keys, values, layer)
         self.owner = torch.full((prefix.length,), -1, device=model.device)  # [S] branch of each cached token
         self.positions = torch.arange(prefix.length, device=model.device)  # [S]
         self.next_position: dict[int, int] = {}
@@ -80,16 +120,13 @@ class PackedRow:
 
     def joined(self, others: Sequence["PackedRow"], branches: Iterable[int]) -> "PackedRow":
         """A row with what is cached for `branches` here and in other rows behind the same prefix."""
-        row = PackedRow(self.model, self.prefix)
         rows, kept_branches = (self, *others), set(branches)
         wanted = torch.tensor(sorted(kept_branches), device=self.owner.device)
         columns = [torch.isin(part.owner, wanted).nonzero().squeeze(-1) for part in rows]
-        for layer in range(len(self.cache.layers)):
-            caches = [part.cache.layers[layer] for part in rows]
-            keys = [cache.keys[:, :, kept] for cache, kept in zip(caches, columns, strict=True)]
-            values = [cache.values[:, :, kept] for cache, kept in zip(caches, columns, strict=True)]
-            row.cache.update(torch.cat(keys, dim=2), torch.cat(values, dim=2), layer)
+        row = PackedRow(self.model, self.prefix, sum(map(len, columns)) + _STEPS * len(kept_branches))
         for part, kept in zip(rows, columns, strict=True):
+            for layer, cached in enumerate(part.cache.layers):
+                row.cache.update(cached.keys[:, :, kept], cached.values[:, :, kept], layer)
             row.owner = torch.cat((row.owner, part.owner[kept]))
             row.positions = torch.cat((row.positions, part.positions[kept]))
             row.next_position |= {
@@ -102,7 +139,7 @@ class PackedRow:
         return sorted(self.next_position)
 
     def trimmed(self, branches: Sequence[int]) -> "PackedRow":
-        """This row, or a new one without the others' tokens once more than half of the branches have ended."""
+        """This row, or a smaller one without the others' tokens once more than half of the branches ended."""
         return self if 2 * len(branches) >= len(self.next_position) else self.joined((), branches)
 
 
@@ -133,7 +170,7 @@ def feed_all(
         for number in numbers:
             offsets += [start + offset for offset in read[number]]
             start += len(branches[number])
-        rows.append(PackedRow(model, prefix))
+        rows.append(PackedRow(model, prefix, start))
         logits.append(rows[-1].append(numbers, branches[pack], offsets))
     return rows, torch.cat(logits)
 

@@ -1,7 +1,7 @@
 """The shared beginning of all prompts about an image, cached once.
 
-Questions about candidates also begin alike (`Please detect ...`). These tokens are cached too, as the prefix's
-`opening`; questions that begin otherwise use as much of it as they share.
+Questions about candidates also begin alike (`Please detect ...`). These tokens are cached too, as the
+prefix's `opening`; questions that begin otherwise use as much of it as they share.
 
 Dimensions: P prefix tokens, I image tokens, O objects, D width of the LLM.
 """
