@@ -52,7 +52,7 @@ def to_array(boxes: BoxArray, what: str) -> np.ndarray:
 
 
 def validate_boxes_xyxy_px(boxes: BoxArray, width: int, height: int, what: str) -> np.ndarray:
-    """Check boxes given as xyxy pixels of an image and clip what is partly outside; see `boxes_to_xyxy_px`."""
+    """Check boxes given as xyxy pixels of an image, and clip them to it; see `boxes_to_xyxy_px`."""
     return boxes_to_xyxy_px(boxes, "xyxy_px", width, height, what)
 
 

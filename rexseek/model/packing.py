@@ -20,7 +20,7 @@ from rexseek.model.prefix import Prefix
 
 logger = logging.getLogger(__name__)
 
-FEED_TOKENS = {"cpu": 384, "cuda": 4096}
+FEED_TOKENS, FEED_TOKENS_CPU = 4096, 512
 """Tokens fed in one forward pass: attention costs the square of it, every pass has a fixed cost."""
 ROW_TOKENS = 8192
 """At most this many tokens are cached behind a prefix at once: questions, echoes and the longest possible
@@ -163,7 +163,7 @@ def feed_all(
     shared = prefix.length - full.length
     branches = [ids[shared:] for ids in branches]
     read = [[offset - shared for offset in offsets] for offsets in read]
-    limit = FEED_TOKENS.get(model.device.type, FEED_TOKENS["cuda"])
+    limit = FEED_TOKENS_CPU if model.device.type == "cpu" else FEED_TOKENS
     for pack in packs([len(ids) for ids in branches], limit):
         numbers = range(*pack.indices(len(branches)))
         offsets, start = [], 0
