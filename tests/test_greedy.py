@@ -1,4 +1,4 @@
-"""The shipped tiny model on toy scenes: our answers are those of unconstrained greedy decoding, token for token.
+"""The shipped tiny model on toy scenes: our answers are those of unconstrained greedy decoding, by token.
 
 Where free decoding is well-formed (echo included) ours is the same, up to logit margins under 1e-3; elsewhere
 ours is a valid answer. Plain `generate` asks one expression at a time, with the processor's own prompt.
@@ -92,5 +92,5 @@ def test_the_whole_toy_benchmark(predictor):
     for (name, boxes), expressions in scenes.items():
         with Image.open(BENCHMARK / "images" / name) as image:
             outcomes += compare(predictor, image.convert("RGB"), json.loads(boxes), expressions)
-    print(dict(outcomes))
-    assert outcomes["identical"] > 0.9 * outcomes.total() and outcomes["tie"] < 0.01 * outcomes.total()
+    assert outcomes["identical"] > 0.9 * outcomes.total(), outcomes
+    assert outcomes["tie"] < 0.01 * outcomes.total(), outcomes
