@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python tools/bench_predict.py [--models tiny mid] [--slow 3] [--repeats 3] [--plot FILE]
 
-Same weights, same prompts, greedy, repetition_penalty 1.0, one thread, float32, CPU time. The other side loads
-the image, encodes it and generates anew for every expression, as the released code does; it is timed on
+Same weights, same prompts, greedy, repetition_penalty 1.0, one thread, float32, CPU time. The other side
+loads the image, encodes it and generates anew for every expression, as the released code does; it is timed on
 `--slow` expressions spread over the list and scaled. `tiny` is the shipped model on a drawn scene: where free
 decoding is well-formed, answers must agree. `mid` has full-size towers, a language model of Qwen2.5-0.5B's
 size and random weights. What those say means nothing, so: it never rejects, the row of `</objects>` is ten
