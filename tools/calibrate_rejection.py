@@ -1,6 +1,6 @@
-"""Choose a rejection threshold on a validation set: what is gained in rejection against what recall it costs.
+"""Choose a rejection threshold on a validation set: rejection gained against recall lost.
 
-    python tools/calibrate_rejection.py --checkpoint DIR --annotations A.jsonl --images DIR [--keep-recall 0.99]
+    python tools/calibrate_rejection.py --checkpoint DIR --annotations A.jsonl --images DIR [--keep-recall R]
 
 Annotations are HumanRef's schema, candidates theirs (the first 100). Each expression is asked once, with
 rejection off; every threshold's answers follow from its rejection probability, and are scored by HumanRef's
