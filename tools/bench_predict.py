@@ -31,7 +31,13 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, Qwen2Config
 
-from rexseek import RexSeekConfig, RexSeekForConditionalGeneration, RexSeekPredictor, RexSeekProcessor
+from rexseek import (
+    Referral,
+    RexSeekConfig,
+    RexSeekForConditionalGeneration,
+    RexSeekPredictor,
+    RexSeekProcessor,
+)
 from rexseek.data.toy.language import SUB_DOMAINS, Narrator
 from rexseek.data.toy.write import clear_scene
 from rexseek.tokens import IM_END, OBJECTS_END, parse_answer, question_for
@@ -48,6 +54,7 @@ QWEN_HALF_BILLION = {
     "tie_word_embeddings": False,
 }
 MAX_NEW_TOKENS = 100
+COUNTS = (10, 100)  # expressions on one image
 
 
 def draw_scene(count: int) -> tuple[Image.Image, list[list[float]], list[str]]:
@@ -64,9 +71,8 @@ def draw_scene(count: int) -> tuple[Image.Image, list[list[float]], list[str]]:
     return picture, boxes, list(expressions)[:count]
 
 
-def mid_size_predictor() -> RexSeekPredictor:
-    """Full-size towers and a language model of about 0.5 billion parameters, all random."""
-    config = RexSeekConfig(text_config=Qwen2Config(**QWEN_HALF_BILLION))
+def random_predictor(config: RexSeekConfig) -> RexSeekPredictor:
+    """Random weights and answers of real lengths, see above."""
     torch.manual_seed(0)
     model = RexSeekForConditionalGeneration(config)
     processor = RexSeekProcessor.from_tokenizer(AutoTokenizer.from_pretrained(TINY), config)
@@ -108,7 +114,7 @@ def spread(values: list, count: int) -> list:
 
 def measure(name: str, predictor: RexSeekPredictor, slow: int, repeats: int) -> dict[str, Any]:
     """Both sides with 10 and 100 expressions, and the decode part of one."""
-    picture, boxes, expressions = draw_scene(100)
+    picture, boxes, expressions = draw_scene(max(COUNTS))
     forced = name == "mid"
     count_tokens = predictor.processor.answer_ids
     figures: dict[str, Any] = {}
@@ -122,7 +128,7 @@ def measure(name: str, predictor: RexSeekPredictor, slow: int, repeats: int) -> 
     ]
     one_slow = statistics.mean(one)
     figures[f"seconds_generate_{name}_1"] = round(one_slow, 3)
-    for count in (10, 100):
+    for count in COUNTS:
         asked = spread(expressions, count)
         ours = seconds(lambda asked=asked: predictor.refer(picture, boxes, asked), repeats)
         figures[f"seconds_{name}_{count}"] = round(ours, 3)
@@ -136,7 +142,15 @@ def measure(name: str, predictor: RexSeekPredictor, slow: int, repeats: int) -> 
     return figures
 
 
-def decode_part(name, predictor, picture, boxes, chosen, lengths, repeats) -> dict[str, float]:
+def decode_part(
+    name: str,
+    predictor: RexSeekPredictor,
+    picture: Image.Image,
+    boxes: list,
+    chosen: list[Referral],
+    lengths: dict[str, int | None],
+    repeats: int,
+) -> dict[str, float]:
     """What comes behind the prompt, for one expression at a time; the median of several expressions."""
     encoded = predictor.encode(picture, boxes)
     ratios = []
@@ -221,7 +235,8 @@ def main() -> None:
                 figures["seconds_tiny"] = cost_curves(predictor, parsed.repeats)
                 plot(figures["seconds_tiny"], parsed.plot)
         else:
-            figures |= measure(name, mid_size_predictor(), parsed.slow, 1)
+            config = RexSeekConfig(text_config=Qwen2Config(**QWEN_HALF_BILLION))
+            figures |= measure(name, random_predictor(config), parsed.slow, 1)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         figures[f"peak_gibibytes_process_{name}"] = round(peak / 2**20, 2)
     print(json.dumps(figures))
