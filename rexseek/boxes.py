@@ -15,6 +15,15 @@ if TYPE_CHECKING:  # numpy is enough to use this module
 BoxArray = Union[np.ndarray, "torch.Tensor", Sequence[Sequence[float]]]
 
 _SINGLE_BYTES = 4  # of a float32
+BOX_FORMATS = {  # what users may declare, in words
+    "xyxy_px": "(x1, y1, x2, y2) in pixels of",
+    "xywh_px": "(x, y, width, height) in pixels of",
+    "cxcywh_px": "(centre x, centre y, width, height) in pixels of",
+    "xyxy_norm": "(x1, y1, x2, y2) as shares, 0..1, of",
+    "xywh_norm": "(x, y, width, height) as shares, 0..1, of",
+    "cxcywh_norm": "(centre x, centre y, width, height) as shares, 0..1, of",
+}
+
 _MAX_OVERHANG = 0.5  # a box that leaves the image by more than this share of its side is no box of this image
 
 
@@ -58,12 +67,19 @@ def _too_short(what: str, dtype: object) -> ValueError:
 
 
 def validate_boxes_xyxy_px(boxes: BoxArray, width: int, height: int, what: str) -> np.ndarray:
-    """Check boxes given as xyxy pixels of an image and clip what is partly outside.
+    """Check boxes given as xyxy pixels of an image, and clip them to it; see `boxes_to_xyxy_px`."""
+    return boxes_to_xyxy_px(boxes, "xyxy_px", width, height, what)
+
+
+def boxes_to_xyxy_px(boxes: BoxArray, box_format: str, width: int, height: int, what: str) -> np.ndarray:
+    """Bring boxes of an image from a declared format into xyxy pixels; clip what is partly outside.
 
     The format is declared, never guessed: boxes that look like another format are refused with the reason.
 
     Args:
         boxes: [O, 4] of float32, float64 or whole numbers; an empty list is legal. Never written to.
+        box_format: one of `BOX_FORMATS`: corners, corner and size, or centre and size; in pixels or, `_norm`,
+            as shares of the image's width and height.
         width, height: of the image, in pixels.
         what: name of the sample or argument, for messages.
 
@@ -71,32 +87,42 @@ def validate_boxes_xyxy_px(boxes: BoxArray, width: int, height: int, what: str) 
         float32 [O, 4], a new array.
 
     Raises:
-        ValueError: not numbers; half precision; not finite; inverted or without area; outside the image;
-            normalised.
+        ValueError: an unknown format; not numbers; half precision; not finite; inverted or without area; outside
+            the image; normalised although declared as pixels.
     """
-    array = to_array(boxes, what).astype(np.float64)
+    if box_format not in BOX_FORMATS:
+        raise ValueError(f"box_format: expected one of {', '.join(BOX_FORMATS)}, got {box_format!r}")
+    given = to_array(boxes, what).astype(np.float64)
     size = np.array([width, height, width, height], dtype=np.float64)
-    clipped = np.clip(array, 0, size)
-    for index, box in enumerate(array):
-        problem = _box_problem(box, clipped[index], size)
+    normalised = box_format.endswith("_norm")
+    corners = given * size if normalised else given
+    if box_format.startswith("cxcywh"):
+        corners = np.concatenate([corners[:, :2] - corners[:, 2:] / 2, corners[:, 2:]], axis=1)
+    if not box_format.startswith("xyxy"):
+        corners = xywh_to_xyxy(corners)
+    clipped = np.clip(corners, 0, size)
+    looks_normalised = not normalised and size.max() > 1
+    for index, box in enumerate(corners):
+        if looks_normalised and given[index].min() >= 0 and given[index].max() <= 1:
+            problem = "all coordinates are within 0..1 (are they normalised?)"
+        else:
+            problem = _box_problem(box, clipped[index], size)
         if problem is not None:
             raise ValueError(
-                f"{what}: box {index}: {problem}; got {box.tolist()}, "
-                f"expected (x1, y1, x2, y2) in pixels of the {width}x{height} image"
+                f"{what}: box {index}: {problem}; got {given[index].tolist()}, "
+                f"expected {BOX_FORMATS[box_format]} the {width}x{height} image"
             )
     return clipped.astype(np.float32)
 
 
 def _box_problem(box: np.ndarray, clipped: np.ndarray, size: np.ndarray) -> str | None:
-    """Why a box cannot be one of an image of this size, or None."""
+    """Why a box (xyxy pixels) cannot be one of an image of this size, or None."""
     if not np.isfinite(box).all():
         return "a coordinate is not finite"
     if box[2] < box[0] or box[3] < box[1]:
         return "it is inverted (is it x, y, width, height?)"
     if box[2] == box[0] or box[3] == box[1]:
         return "it has no area"
-    if box.min() >= 0 and box.max() <= 1 and size.max() > 1:
-        return "all coordinates are within 0..1 (are they normalised?)"
     if (clipped[2:] <= clipped[:2]).any():
         return "it lies outside the image"
     if (box > size * (1 + _MAX_OVERHANG)).any() or (box < -size * _MAX_OVERHANG).any():

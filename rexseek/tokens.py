@@ -28,6 +28,9 @@ IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 REQUIRED_TOKENS = (IM_START, IM_END, *ADDED_TOKENS)  # what a tokenizer must have
 REFUSAL = "There is no such thing in this image."
 
+CAPTION_QUESTION = "Describe this image."  # of several wordings in training, the usual ones
+DESCRIPTION_QUESTION = "Describe {}."  # of an object token
+
 _QUESTION = "Please detect {expression} in this image. Answer the question with object indexes."
 _RESERVED = re.compile(r"<image>|<objfeat>|<obj\d+>|</?ground>|</?objects>|</?tool_call>|<\|[A-Za-z0-9_]+\|>")
 _BLOCK = re.compile(r"<ground>(.*?)</ground><objects>(.*?)</objects>", re.DOTALL)

@@ -30,7 +30,8 @@ KNOWS = {
     "model": {"tokens", "boxes", "config"},
     "processor": {*LEAVES, "config"},
     "data": {*LEAVES, "processor"},
-    "predictor": {*LEAVES, "model", "processor", "visualize"},
+    "referral": {*LEAVES, "visualize"},
+    "predictor": {*LEAVES, "model", "processor", "referral", "visualize"},
     "training": {*LEAVES, "config", "processor", "model", "data", "predictor", "metrics", "visualize"},
     "evaluation": {*LEAVES, "predictor", "data", "metrics", "visualize"},
 }

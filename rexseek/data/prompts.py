@@ -4,7 +4,7 @@ from typing import Literal
 
 import numpy as np
 
-from rexseek.tokens import check_plain_text, question_for
+from rexseek.tokens import CAPTION_QUESTION, DESCRIPTION_QUESTION, check_plain_text, question_for
 
 QuestionStyle = Literal["released", "paraphrase", "mixed"]
 QUESTION_STYLES = ("released", "paraphrase", "mixed")
@@ -20,13 +20,13 @@ _DETECT = (
     "Can you detect {} in this image? Answer the question with object indexes.",
 )
 _DESCRIBE = (
-    "Describe {}.",
+    DESCRIPTION_QUESTION,
     "What is {}?",
     "Please describe the region {} in this image.",
     "Give a short description of {}.",
 )
 _CAPTION = (
-    "Describe this image.",
+    CAPTION_QUESTION,
     "What is in this image?",
     "Please describe the picture.",
     "Give a description of the image.",

@@ -9,7 +9,7 @@ from PIL import Image
 
 from rexseek.model import RexSeekForConditionalGeneration
 from rexseek.model.decoding import answer_expressions, encode_prefix, generate_texts
-from rexseek.model.prefix import PackedRow
+from rexseek.model.packing import PackedRow
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import (
     GROUND_END,
@@ -246,7 +246,8 @@ def test_free_texts_in_chunks_and_without_image(taught_model, tiny_processor, im
         assert together == apart and any(together)
 
 
-def test_vision_runs_once_and_every_forward_serves_all_expressions(tiny_processor, image):
+def test_vision_runs_once_and_every_forward_serves_all_expressions(tiny_processor, image, monkeypatch):
+    monkeypatch.setattr("rexseek.model.packing.FEED_TOKENS_CPU", 4096)
     model = lively_model(1)
     calls = {"vision": 0, "language": 0}
     model.vision_tower_aux.register_forward_hook(lambda *_: calls.update(vision=calls["vision"] + 1))
