@@ -87,8 +87,8 @@ def boxes_to_xyxy_px(boxes: BoxArray, box_format: str, width: int, height: int, 
         float32 [O, 4], a new array.
 
     Raises:
-        ValueError: an unknown format; not numbers; half precision; not finite; inverted or without area; outside
-            the image; normalised although declared as pixels.
+        ValueError: an unknown format; not numbers; half precision; not finite; inverted or without area;
+            outside the image; normalised although declared as pixels.
     """
     if box_format not in BOX_FORMATS:
         raise ValueError(f"box_format: expected one of {', '.join(BOX_FORMATS)}, got {box_format!r}")
