@@ -29,7 +29,14 @@ from rexseek.tokens import (
 
 GRID = 8  # image tokens along one side
 FACT = "fact"  # kind of a question
-_SHARES = {"attribute": 3, "position": 4, "interaction": 2, "reasoning": 3, "celebrity": 1, "rejection": 3}
+_SHARES = {
+    "attribute": 4,
+    "position": 2.5,
+    "interaction": 1.5,
+    "reasoning": 4,
+    "celebrity": 2.5,
+    "rejection": 3.5,
+}
 LOOK_UPS = (FACT, *_SHARES)  # kinds whose answers are objects
 _FACTS = usable(ALL_FACTS, hold_out=True)
 
