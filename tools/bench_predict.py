@@ -3,13 +3,14 @@
     OMP_NUM_THREADS=1 python tools/bench_predict.py [--models tiny mid] [--slow 3] [--repeats 3] [--plot FILE]
 
 Same weights, same prompts, greedy, repetition_penalty 1.0, one thread, float32, CPU time. The other side
-loads the image, encodes it and generates anew for every expression, as the released code does; it is timed on
-`--slow` expressions (at least 10 of the tiny model) spread over the list and scaled.
+loads the image, encodes it and generates anew for every expression, as the released code does; it is timed
+on `--slow` expressions (at least 10 of the tiny model) spread over the list and scaled.
 
 `tiny` is the shipped model on a drawn scene: where free decoding is well-formed, answers must agree. `mid`
-has full-size towers, a language model of Qwen2.5-0.5B's size and random weights. What those say means nothing,
-so: it never rejects, the row of `</objects>` is ten times as long (it then wins about half the time: answers name
-1, 2, 3 ... objects as real ones do), and the other side generates exactly as many tokens as our answer has.
+has full-size towers, a language model of Qwen2.5-0.5B's size and random weights. What those say means
+nothing, so: it never rejects, the row of `</objects>` is ten times as long (it then wins about half the
+time: answers name 1, 2, 3 ... objects as real ones do), and the other side generates exactly as many tokens
+as our answer has.
 
 The decode part of one expression (`ratio_decode_1`, of the mid model) is, on our side, all behind the cached
 prefix, the question included; on the other, `generate` without the forward pass over its prompt.
