@@ -82,7 +82,7 @@ def test_a_few_scenes(predictor):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BENCHMARK is None, reason="REXSEEK_TOY_BENCHMARK does not name a folder (`data/toy/test`)")
+@pytest.mark.skipif(BENCHMARK is None, reason="REXSEEK_TOY_BENCHMARK names no folder (data/toy/test)")
 def test_the_whole_toy_benchmark(predictor):
     scenes = defaultdict(list)
     for line in (Path(BENCHMARK) / "annotations.jsonl").read_text(encoding="utf-8").splitlines():
