@@ -56,9 +56,7 @@ def score(
     items = _Items([], [], [])
     rejections: list[RejectionScore] = []
     for index, annotation in enumerate(annotations):
-        held_out = annotation.get("held_out")
-        if held_out is not None and not isinstance(held_out, bool):
-            raise RowError("annotation", index, annotation, f"held_out is {held_out!r}, not true or false")
+        held_out = _held_out(index, annotation)
         place = index_of.get(annotation["id"])
         prediction = None if place is None else predictions[place]
         try:
@@ -93,6 +91,13 @@ def score(
         missing_ids=missing,
         counts=_count_lines(annotations, predictions, len(missing)),
     )
+
+
+def _held_out(index: int, annotation: Row) -> bool | None:
+    held_out = annotation.get("held_out")
+    if held_out is not None and not isinstance(held_out, bool):
+        raise RowError("annotation", index, annotation, f"held_out is {held_out!r}, not true or false")
+    return held_out
 
 
 def _check_annotation(index: int, annotation: Row, is_point: bool) -> None:

@@ -235,10 +235,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
-        image_inputs = (pixel_values, pixel_values_aux, object_boxes, num_objects)
-        missing = [name for name, value in zip(_IMAGE_INPUTS, image_inputs, strict=True) if value is None]
-        if 0 < len(missing) < len(_IMAGE_INPUTS):
-            raise ValueError(f"expected {', '.join(_IMAGE_INPUTS)} together, got no {', '.join(missing)}")
+        _check_image_inputs(pixel_values, pixel_values_aux, object_boxes, num_objects)
         if inputs_embeds is None:
             image_tokens = object_tokens = None
             if pixel_values is not None:
@@ -289,6 +286,13 @@ def _language_model_only(quantization: Any) -> Any:
     quantization = copy.copy(quantization)  # the caller's stays as it is
     quantization.llm_int8_skip_modules = list(_NOT_QUANTISED)
     return quantization
+
+
+def _check_image_inputs(*inputs: Tensor | None) -> None:
+    """All of `_IMAGE_INPUTS` are given, or none."""
+    missing = [name for name, value in zip(_IMAGE_INPUTS, inputs, strict=True) if value is None]
+    if 0 < len(missing) < len(_IMAGE_INPUTS):
+        raise ValueError(f"expected {', '.join(_IMAGE_INPUTS)} together, got no {', '.join(missing)}")
 
 
 def _check_boxes(object_boxes: Tensor, counts: list[int], num_images: int) -> None:

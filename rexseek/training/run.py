@@ -23,7 +23,7 @@ from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
 from rexseek.training.callbacks import LocalLog, MarkComplete, StartLoss, StepTimes
 from rexseek.training.checks import check_config
-from rexseek.training.config import ConfigError, TrainConfig, load_config
+from rexseek.training.config import ConfigError, OptimConfig, TrainConfig, load_config
 from rexseek.training.setup import find_checkpoint, load_sources, load_start, prepare_process
 from rexseek.training.stage import StagePlan, set_trainable
 from rexseek.training.trainer import StageTrainer, training_arguments
@@ -91,14 +91,8 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     candidates = CandidateOptions(data.jitter_iou, data.distractors)
     mixture = Mixture(sources, processor, limits, config.seed, candidates)
     optim = config.optim
-    rows = build_schedule(
-        mixture,
-        batch_size=optim.batch_size,
-        micro_batch_size=optim.micro_batch_size,
-        epochs=optim.epochs,
-        steps=optim.steps,
-    )
-    collator = PackedCollator(processor, config.data.max_length)
+    rows = _schedule(mixture, optim)
+    collator = PackedCollator(processor, data.max_length)
     if config.model.whiten_object_projector:
         pool = chain.from_iterable(source.samples for source in sources)
         whiten_object_projector(model, collator, list(islice(pool, config.model.whiten_object_projector)))
@@ -123,6 +117,16 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     }
     export(trainer, processor, config, metrics)
     return metrics
+
+
+def _schedule(mixture: Mixture, optim: OptimConfig) -> Schedule:
+    return build_schedule(
+        mixture,
+        batch_size=optim.batch_size,
+        micro_batch_size=optim.micro_batch_size,
+        epochs=optim.epochs,
+        steps=optim.steps,
+    )
 
 
 def _train(
