@@ -11,7 +11,8 @@ COCO's `train2017` and `val2017`. There are no crowds. (v0.5, with other file na
 from pathlib import Path
 from typing import Any
 
-from rexseek.data.readers.instances import ImageRow, checked_size, instance_reader
+from rexseek.data.readers.instance_table import ImageRow, checked_size
+from rexseek.data.readers.instances import instance_reader
 from rexseek.data.readers.report import require_keys
 from rexseek.tokens import check_plain_text
 

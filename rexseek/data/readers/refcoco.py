@@ -17,7 +17,7 @@ from rexseek.data.candidates import MATCH_IOU, detections_of, read_detections
 from rexseek.data.prompts import QuestionStyle, detection_question
 from rexseek.data.readers.coco import coco_image
 from rexseek.data.readers.humanref import Matching, Unreachable
-from rexseek.data.readers.instances import InstanceTable, read_table
+from rexseek.data.readers.instance_table import InstanceTable, read_table
 from rexseek.data.readers.report import (
     ReadReport,
     generator_for,
