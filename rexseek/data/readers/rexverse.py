@@ -1,13 +1,13 @@
 """Rexverse-2M (ChatRex's data): boxes with a phrase each, to be described or to be found.
 
 The dataset card lists the files: `0_500000_one_sentence.annotation.tsv`,
-`0_500000_referring.annotations.tsv`, and the images in five parts with one common index, which belong in one
-file: `cat 0_500000_image_part_*.tsv > 0_500000_image.tsv`. What a line holds was not to be seen there. It is taken
-from two public sources that agree: the authors' description of their TSV files (`finetuning/README.md` of
-Rex-Omni; see `tsv`), `{"boxes": [{"bbox", "phrase"}, ...]}`, and a converter of both files
-(`bbox_source_to_jsonl.py` of OpenSenseNova/SenseNova-Vision), which reads the same keys, and boxes as x, y,
-width, height in pixels. (Rex-Omni's own are corners: many such boxes would be refused as lying outside, some
-would pass; look at a few with `rexseek data show`.)
+`0_500000_referring.annotations.tsv`, and the images in five parts with one common index, which belong in
+one file: `cat 0_500000_image_part_*.tsv > 0_500000_image.tsv`. What a line holds was not to be seen there.
+It is taken from two public sources that agree: the authors' description of their TSV files
+(`finetuning/README.md` of Rex-Omni; see `tsv`), `{"boxes": [{"bbox", "phrase"}, ...]}`, and a converter of
+both files (`bbox_source_to_jsonl.py` of OpenSenseNova/SenseNova-Vision), which reads the same keys, and
+boxes as x, y, width, height in pixels. (Rex-Omni's own are corners: many such boxes would be refused as
+lying outside, some would pass; look at a few with `rexseek data show`.)
 """
 
 import re
