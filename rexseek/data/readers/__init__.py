@@ -36,7 +36,7 @@ __all__ = ["READERS", "ReadReport", "option_names", "option_problems"]
 
 def option_names(reader: str) -> list[str]:
     """Names of a reader's options."""
-    return ["lenient", *_options(reader)]
+    return ["lenient", "verify_images", *_options(reader)]
 
 
 def option_problems(reader: str, options: Mapping[str, Any]) -> list[str]:

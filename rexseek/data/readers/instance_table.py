@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rexseek.data.readers.report import ReadReport, read_json, require_keys
+from rexseek.data.readers.report import ReadReport, read_json, require_id, require_keys
 from rexseek.tokens import check_plain_text
 
 _LONGEST = 2**63  # of a machine word
@@ -173,12 +173,14 @@ def read_table(
     names: dict[Any, str] = {}
     for entry in stream_items(annotations, "categories"):
         require_keys(entry, ("id", "name"), f"{annotations}: categories")
+        require_id(entry["id"], f"{annotations}: categories: id")
         names[entry["id"]] = check_plain_text(category_name(entry), f"{annotations}: category {entry['id']}")
     images = ImageRows()
     places: dict[Any, int] = {}
     for entry in stream_items(annotations, "images"):
         with report.annotation():
             row = image_row(entry, names)
+            require_id(row.id, f"{annotations}: images: id")
             if row.id in places:
                 raise ValueError(f"{annotations}: image {row.id}: expected each id once, got it twice")
             places[row.id] = len(images)
@@ -207,6 +209,8 @@ def _with_annotations(
         with report.annotation():
             where = f"{annotations}: annotation {entry.get('id') if isinstance(entry, dict) else entry!r}"
             require_keys(entry, ("id", "image_id", "category_id", "bbox"), where)
+            for key in ("id", "image_id", "category_id"):
+                require_id(entry[key], f"{where}: {key}")
             if entry["category_id"] not in names:
                 raise ValueError(
                     f"{where}: expected a category of the file, got category_id {entry['category_id']}"
