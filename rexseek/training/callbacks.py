@@ -2,11 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 COMPLETE = "COMPLETE.json"
@@ -49,24 +47,6 @@ class LocalLog(TrainerCallback):
             line = {"step": state.global_step, "time": round(time.time(), 2), **kwargs["logs"]}
             with self.file.open("a") as log:
                 log.write(json.dumps(line) + "\n")
-
-
-class StartLoss(TrainerCallback):
-    """Measures the held-out loss before the first step, when the model is where it trains.
-
-    Attributes:
-        result: what `measure` returned, None until then or without a measure.
-    """
-
-    def __init__(self, measure: Callable[[nn.Module], dict[str, Any]] | None):
-        self.measure = measure
-        self.result: dict[str, Any] | None = None
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.measure is not None:
-            self.result = self.measure(kwargs["model"])
 
 
 class StepTimes(TrainerCallback):

@@ -46,6 +46,7 @@ class DataConfig:
     cache: str | None = None  # folder for memory-mapped samples, built once; null: all in memory
     workers: int = 0  # data loader processes per rank; 0: load in the training process
     detection_images: int = 64  # validation images on which detection by name is measured (stages 2 and 3)
+    referring_images: int = 16  # validation images on which the model refers at each validation (stage 4)
 
 
 @dataclass
@@ -104,7 +105,8 @@ class EngineConfig:
     logging_steps: int = 10
     save_steps: int | None = None  # null: no checkpoints, only the final export
     keep_checkpoints: int = 2
-    wandb: bool = False
+    validation_steps: int | None = None  # null: the held-out loss only, before and after training
+    wandb: bool = False  # offline unless the environment variable WANDB_MODE says otherwise
 
 
 @dataclass

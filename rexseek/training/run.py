@@ -18,19 +18,20 @@ from transformers import set_seed
 
 from rexseek.data.candidates import CandidateOptions
 from rexseek.data.collate import PackedCollator
-from rexseek.data.mixture import Mixture, PackLimits, Schedule, ScheduledSamples, Source, build_schedule
+from rexseek.data.mixture import Mixture, PackLimits, Schedule, build_schedule
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
-from rexseek.training.callbacks import LocalLog, MarkComplete, StartLoss, StepTimes
+from rexseek.training.callbacks import LocalLog, MarkComplete, StepTimes
 from rexseek.training.checks import check_config
 from rexseek.training.config import ConfigError, OptimConfig, TrainConfig, load_config
+from rexseek.training.figures import SourcedCollator, SourcedSamples
 from rexseek.training.setup import find_checkpoint, load_sources, load_start, prepare_process
 from rexseek.training.stage import StagePlan, set_trainable
+from rexseek.training.summary import RECORD, draw_losses, origin
+from rexseek.training.tracking import end_tracking, start_tracking
 from rexseek.training.trainer import StageTrainer, training_arguments
-from rexseek.training.validation import HeldOutLoss, detection_counts, detection_scores, own_share
+from rexseek.training.validation import Validation
 from rexseek.training.whiten import whiten_object_projector
-
-DETECTION = ("coco:", "lvis:", "objects365:")  # sources whose samples are detection by name
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
         config: the recipe.
 
     Returns:
-        What is written to OUTPUT/metrics.json.
+        What is written to OUTPUT/training.json.
 
     Raises:
         ConfigError: the recipe cannot be run; its data (naming file and line) or starting weights are wrong.
@@ -96,24 +97,21 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     if config.model.whiten_object_projector:
         pool = chain.from_iterable(source.samples for source in sources)
         whiten_object_projector(model, collator, list(islice(pool, config.model.whiten_object_projector)))
-    held_out = None
+    validation = None
     if held_out_sources:
-        held_out_mixture = Mixture(held_out_sources, processor, limits, config.seed)
-        held_out = HeldOutLoss(held_out_mixture, collator, optim.micro_batch_size, rank, world_size)
-    trainer, start_loss, times, trained = _train(
-        plan, config, model, mixture, rows, collator, held_out, world_size
-    )
+        validation = Validation(plan, config, processor, held_out_sources, collator, rank, world_size)
+    trainer, times, trained = _train(plan, config, model, rows, collator, validation)
     metrics = {
         "stage": plan.stage,
         "trainable": list(plan.trainable),
         "world_size": world_size,
         "threads": torch.get_num_threads(),
         "train_loss": trained,
-        "eval_loss_before": start_loss.result and start_loss.result["loss"],
-        **_validation(plan, config, model, processor, held_out, held_out_sources, rank, world_size),
+        **_validated(trainer, validation),
         **_timing(rows, times.seconds, optim.batch_size, time.time() - started),
         "data": [report.as_dict() for report in (*reports, *held_out_reports)],
         "skipped_turns": dict(mixture.skipped),
+        **origin(config),
     }
     export(trainer, processor, config, metrics)
     return metrics
@@ -133,57 +131,40 @@ def _train(
     plan: StagePlan,
     config: TrainConfig,
     model: RexSeekForConditionalGeneration,
-    mixture: Mixture,
     rows: Schedule,
     collator: PackedCollator,
-    held_out: HeldOutLoss | None,
-    world_size: int,
-) -> tuple[StageTrainer, StartLoss, StepTimes, float]:
-    """Run Trainer over the schedule. Returns it, what its callbacks measured, and the mean training loss."""
+    validation: Validation | None,
+) -> tuple[StageTrainer, StepTimes, float]:
+    """Run Trainer over the schedule. Returns it, the times of its steps, and the mean training loss."""
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     identity = {"stage": plan.stage, "world_size": world_size, "schedule": rows.fingerprint()}
     checkpoint = find_checkpoint(config, identity)
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
-    times, start_loss = StepTimes(), StartLoss(held_out)
+    times = StepTimes()
+    steps, tracking = len(rows) // config.optim.batch_size, start_tracking(config, rank)
     trainer = StageTrainer(
         model,
-        training_arguments(config, len(rows) // config.optim.batch_size, world_size),
-        data_collator=collator,
-        train_dataset=ScheduledSamples(mixture, rows),
-        callbacks=[MarkComplete(identity), LocalLog(output / "log.jsonl"), start_loss, times],
+        training_arguments(config, steps, world_size, tracking),
+        data_collator=SourcedCollator(collator),
+        train_dataset=SourcedSamples(rows.mixture, rows),
+        eval_dataset=None if validation is None else validation.samples,
+        callbacks=[MarkComplete(identity), LocalLog(output / "log.jsonl"), times],
         config=config,
         rows=rows,
+        validate=validation,
     )
     result = trainer.train(resume_from_checkpoint=checkpoint)
-    return trainer, start_loss, times, result.training_loss
+    return trainer, times, result.training_loss
 
 
-def _validation(
-    plan: StagePlan,
-    config: TrainConfig,
-    model: RexSeekForConditionalGeneration,
-    processor: RexSeekProcessor,
-    held_out: HeldOutLoss | None,
-    sources: Sequence[Source],
-    rank: int,
-    world_size: int,
-) -> dict[str, Any]:
-    """Held-out loss after training and, if the plan says so, detection by name on its validation samples."""
-    metrics: dict[str, Any] = {"eval_loss": None, "eval_loss_by_source": None}
-    if held_out is not None:
-        after = held_out(model)
-        metrics = {"eval_loss": after["loss"], "eval_loss_by_source": after["loss_by_source"]}
-    samples = [sample for source in sources if source.name.startswith(DETECTION) for sample in source.samples]
-    if plan.detection_recall and samples:
-        counts = detection_counts(
-            model, processor, own_share(samples, config.data.detection_images, rank, world_size)
-        )
-        if world_size > 1:
-            total = torch.tensor(list(counts.values()), device=model.device)
-            torch.distributed.all_reduce(total)
-            counts = dict(zip(counts, total.tolist(), strict=True))
-        metrics["detection"] = detection_scores(counts)
-    return metrics
+def _validated(trainer: StageTrainer, validation: Validation | None) -> dict[str, Any]:
+    """Held-out figures before and after training, of the log, and what is measured after it only."""
+    if validation is None:
+        return {"eval_loss_before": None, "eval_loss": None, "eval_loss_by_source": None}
+    trainer.evaluate()
+    lines = [line for line in trainer.state.log_history if "eval_loss" in line]
+    return {"eval_loss_before": lines[0]["eval_loss"], **validation.summary(lines[-1], trainer.model)}
 
 
 def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) -> dict[str, Any]:
@@ -208,13 +189,15 @@ def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) 
 def export(
     trainer: StageTrainer, processor: RexSeekProcessor, config: TrainConfig, metrics: dict[str, Any]
 ) -> None:
-    """Write the model as safetensors, its processor, the resolved recipe and the metrics to OUTPUT."""
+    """Write the model as safetensors, its processor, the resolved recipe, the record and the loss plot."""
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # gathers under ZeRO-3: on all ranks
     if trainer.is_world_process_zero():
         output = Path(config.output)
         trainer.model.save_pretrained(output, state_dict=state)
         processor.save_pretrained(output)
         (output / "train_config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
-        (output / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+        (output / RECORD).write_text(json.dumps(metrics, indent=1) + "\n")
+        draw_losses(output / "log.jsonl", output / "loss.png")
         logger.info("wrote %s", output)
+    end_tracking()
     trainer.accelerator.wait_for_everyone()

@@ -19,6 +19,7 @@ from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor, load_processor
 from rexseek.training.callbacks import COMPLETE
 from rexseek.training.config import ConfigError, SourceConfig, TrainConfig
+from rexseek.training.summary import RECORD
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def find_checkpoint(config: TrainConfig, identity: dict[str, Any]) -> str | None
     """
     output = Path(config.output)
     if config.resume is None:
-        if (output / "metrics.json").exists() and not config.overwrite:
+        if (output / RECORD).exists() and not config.overwrite:
             raise ConfigError(
                 [f"output: {output} holds a finished run; choose another folder, or set overwrite=true"]
             )

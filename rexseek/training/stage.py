@@ -23,12 +23,14 @@ class StagePlan:
         title: for logs.
         trainable: names of the model's modules that learn; see MODULES.
         detection_recall: whether validation also measures detection by name.
+        referring: whether validation also measures referring.
     """
 
     stage: int
     title: str
     trainable: tuple[str, ...]
     detection_recall: bool = False
+    referring: bool = False
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.trainable if name not in MODULES]

@@ -3,26 +3,34 @@
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
-from rexseek.data.mixture import Row
+from rexseek.data.mixture import Schedule
 from rexseek.training.config import TrainConfig
 from rexseek.training.stage import parameter_groups
+from rexseek.training.watching import Validate, WatchingTrainer
 
 
-class StageTrainer(Trainer):
+class StageTrainer(WatchingTrainer):
     """Trainer with learning rates per module, float32 boxes, and a stop where the loss is not finite."""
 
-    def __init__(self, *args: Any, config: TrainConfig, rows: Sequence[Row], **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        config: TrainConfig,
+        rows: Schedule,
+        validate: Validate | None = None,
+        **kwargs: Any,
+    ):
         self.recipe = config
         self.rows = rows
         super().__init__(*args, **kwargs)
+        self.watch(rows, config.optim.batch_size, validate)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW over `parameter_groups`."""
@@ -62,12 +70,15 @@ class StageTrainer(Trainer):
         return ", ".join(sources[row.source].samples[row.sample].name for row in rows)
 
 
-def training_arguments(config: TrainConfig, steps: int, world_size: int) -> TrainingArguments:
+def training_arguments(
+    config: TrainConfig, steps: int, world_size: int, tracking: bool = False
+) -> TrainingArguments:
     """Trainer's arguments of a recipe.
 
     Args:
         steps: optimizer steps of the whole training.
         world_size: number of processes.
+        tracking: whether to report to Weights & Biases.
     """
     optim, engine = config.optim, config.engine
     use_cpu = engine.device == "cpu" or not torch.cuda.is_available()
@@ -88,10 +99,12 @@ def training_arguments(config: TrainConfig, steps: int, world_size: int) -> Trai
         logging_steps=engine.logging_steps,
         logging_first_step=True,
         logging_nan_inf_filter=False,
+        eval_strategy="no" if engine.validation_steps is None else "steps",
+        eval_steps=engine.validation_steps,
         save_strategy="no" if engine.save_steps is None else "steps",
         save_steps=engine.save_steps or 1,
         save_total_limit=engine.keep_checkpoints,
-        report_to=["wandb"] if engine.wandb else [],
+        report_to=["wandb"] if tracking else [],
         dataloader_num_workers=config.data.workers,
         dataloader_pin_memory=not use_cpu,
         train_sampling_strategy="sequential",  # the schedule is the order

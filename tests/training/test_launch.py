@@ -14,7 +14,7 @@ PHOTOS = Path(os.environ.get("REXSEEK_PHOTOS", ROOT / ".." / "shared" / "photos"
 
 
 def launch(options: list[str], checkpoint: Path, annotations: str, images: str, output: Path) -> dict:
-    """Three steps of stage 4 by the tiny recipe on other data; returns metrics.json."""
+    """Three steps of stage 4 by the tiny recipe on other data; returns training.json."""
     source = f"[{{reader: humanref, annotations: {annotations}, images: {images}}}]"
     overrides = [
         f"data.train={source}",
@@ -33,7 +33,7 @@ def launch(options: list[str], checkpoint: Path, annotations: str, images: str, 
         [*accelerate, *script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads((output / "metrics.json").read_text())
+    return json.loads((output / "training.json").read_text())
 
 
 @pytest.mark.slow

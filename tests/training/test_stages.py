@@ -51,7 +51,7 @@ def test_exactly_the_planned_modules_move(
     assert kept and not kept & changed(before, model.state_dict())
     assert metrics["eval_loss"] < metrics["eval_loss_before"]
     assert ("detection" in metrics) == (stage in (2, 3))
-    assert json.loads((Path(recipe.output) / "metrics.json").read_text()) == metrics
+    assert json.loads((Path(recipe.output) / "training.json").read_text()) == metrics
     assert (Path(recipe.output) / "train_config.yaml").exists()
     log = [json.loads(line) for line in (Path(recipe.output) / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log if "loss" in line] == [1, 2]
