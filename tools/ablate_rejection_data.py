@@ -1,4 +1,4 @@
-"""Does rejection need its own data? Stage 4 with and without expressions that fit nobody (the paper's Table 6).
+"""Does rejection need its own data? Stage 4 with and without expressions to reject (the paper's Table 6).
 
     python tools/ablate_rejection_data.py [--stages runs/tiny] [--data data/toy] [--steps 300] [key=value ...]
 

@@ -1,4 +1,4 @@
-"""What the ablation scripts share: stage 4 trained in several ways, evaluated on the test split, one table."""
+"""What the ablation scripts share: stage 4 trained in several ways, each evaluated, and one table."""
 
 import argparse
 import dataclasses
@@ -38,7 +38,8 @@ class Variant:
 
 
 def parse_arguments(description: str) -> argparse.Namespace:
-    """The options of both scripts."""
+    """The options of both scripts; paths are relative to the repository."""
+    os.chdir(_ROOT)
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--stages", type=Path, default=Path("runs/tiny"), help="folder with stage1 .. stage3")
     parser.add_argument("--data", type=Path, default=Path("data/toy"), help="folder with train and test")
@@ -110,7 +111,7 @@ def launch(arguments: argparse.Namespace, settings: Sequence[str]) -> None:
     print(f"\n$ accelerate launch {shlex.join(script)}", flush=True)
     command = [sys.executable, "-m", "accelerate.commands.launch", *script]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    if subprocess.run(command, cwd=_ROOT, env=environment).returncode:
+    if subprocess.run(command, env=environment).returncode:
         sys.exit("training failed")
 
 

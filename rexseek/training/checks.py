@@ -18,7 +18,7 @@ def check_config(config: TrainConfig, stage: int, world_size: int) -> None:
     Raises:
         ConfigError: contradictory settings and missing files, all together.
     """
-    problems = _setting_problems(config, stage, world_size)
+    problems = [*_setting_problems(config, stage, world_size), *_range_problems(config)]
     missing = _missing_files(config)
     if problems or missing:
         raise ConfigError([*problems, *missing], missing_data=bool(missing))
@@ -81,6 +81,38 @@ def _setting_problems(config: TrainConfig, stage: int, world_size: int) -> list[
             source.limit is None or source.limit > 0, f"{place}.limit: expected above 0, got {source.limit}"
         )
         problems.extend(f"{place}: {problem}" for problem in option_problems(source.reader, source.options))
+    return problems
+
+
+def _range_problems(config: TrainConfig) -> list[str]:
+    """Numbers out of range, and what contradicts each other."""
+    data, optim, engine = config.data, config.optim, config.engine
+    problems = [
+        f"{name}: expected at least {least}, got {value}"
+        for name, value, least in (
+            ("data.max_length", data.max_length, 1),
+            ("data.max_turns", data.max_turns, 0),
+            ("data.workers", data.workers, 0),
+            ("data.detection_images", data.detection_images, 0),
+            ("data.referring_images", data.referring_images, 0),
+            ("model.whiten_object_projector", config.model.whiten_object_projector, 0),
+            ("optim.learning_rate.projectors", optim.learning_rate.projectors, 0),
+            ("optim.learning_rate.llm", optim.learning_rate.llm, 0),
+            ("optim.learning_rate.encoders", optim.learning_rate.encoders, 0),
+            ("optim.weight_decay", optim.weight_decay, 0),
+            ("optim.max_grad_norm", optim.max_grad_norm, 0),
+            ("engine.threads", engine.threads, 1),
+            ("engine.logging_steps", engine.logging_steps, 1),
+            ("engine.validation_steps", engine.validation_steps, 1),
+        )
+        if value is not None and not value >= least
+    ]
+    if not 0 <= optim.adam_beta2 < 1:
+        problems.append(f"optim.adam_beta2: expected 0..1, got {optim.adam_beta2}")
+    if engine.validation_steps is not None and not data.validation:
+        problems.append(f"engine.validation_steps={engine.validation_steps}, but data.validation is empty")
+    if config.resume is not None and config.overwrite:
+        problems.append(f"resume={config.resume} continues a run, overwrite=true deletes it: set one of both")
     return problems
 
 

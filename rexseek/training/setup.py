@@ -62,9 +62,9 @@ def load_sources(
         cache, drop_rejections: see `DataConfig`.
 
     Raises:
-        ConfigError: wrong data, naming file and line.
+        ConfigError: wrong data of any of them, naming file and line.
     """
-    sources, reports = [], []
+    sources, reports, wrong = [], [], []
     for config in configs:
         options = dict(config.options)
         if "seed" in option_names(config.reader):
@@ -81,17 +81,21 @@ def load_sources(
             )
             samples, report = read_source(request, None if cache is None else Path(cache))
         except ValueError as error:
-            raise ConfigError([str(error)]) from error
+            wrong.append(str(error))
+            continue
         if config.limit is not None and config.limit < len(samples):
             samples = [samples[index * len(samples) // config.limit] for index in range(config.limit)]
         if not samples:
-            raise ConfigError([f"{config.annotations}: expected samples, got none ({dict(report.skipped)})"])
+            wrong.append(f"{config.annotations}: expected samples, got none ({dict(report.skipped)})")
+            continue
         logger.info("%s: %d samples, %d turns", config.annotations, len(samples), report.turns)
         for problem in report.problems:
             logger.warning("%s", problem)
         name = f"{config.reader}:{config.annotations}"
         sources.append(Source(name, samples, config.weight))
         reports.append(report)
+    if wrong:
+        raise ConfigError(wrong)
     return sources, reports
 
 

@@ -87,6 +87,9 @@ class WatchingTrainer(Trainer):
         for line in reversed(self.state.log_history):
             if line["step"] == step and "eval_loss" in line:
                 return line
-        metrics = {f"eval_{name}": value for name, value in self._validate(self.model, step).items()}
+        model = (
+            self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        )  # of peft
+        metrics = {f"eval_{name}": value for name, value in self._validate(model, step).items()}
         self.log(metrics)
         return metrics
