@@ -2,16 +2,16 @@
 
     OMP_NUM_THREADS=1 python tools/bench_packing.py [--models tiny mid] [--repeats 3]
 
-A training step (forward, backward, AdamW) on 1, 3 and 8 expressions about one image, as one packed row, and as
-one row per expression, all in one forward pass. As in any training on separate samples, the baseline encodes
-the image once per expression. Same random weights (the learning rate is 0) and the same expressions; loss and
-norm of the gradients must agree. One thread, float32; the sides take turns, CPU time, median. Images are
-prepared beforehand, so that preparing them several times does not count against the baseline.
+A training step (forward, backward, AdamW) on 1, 3 and 8 expressions about one image, as one packed row, and
+as one row per expression, all in one forward pass. As in any training on separate samples, the baseline
+encodes the image once per expression. Same random weights (the learning rate is 0) and the same expressions;
+loss and norm of the gradients must agree. One thread, float32; the sides take turns, CPU time, median. Images
+are prepared beforehand, so that preparing them several times does not count against the baseline.
 
-Both models have the shipped tiny model's encoders, but see the real 336 and 768 pixels: 576 image tokens. `tiny` has
-its language model too, `mid` one of 12 layers and width 512. Memory is the peak that PyTorch's allocator
-holds during forward and backward pass on top of weights and optimizer, measured in passes of their own. The last
-line is JSON; `ratio_*` is expressions per second, packed / separate. About ten minutes, 6 GB.
+Both models have the shipped tiny model's encoders, but see the real 336 and 768 pixels: 576 image tokens.
+`tiny` has its language model too, `mid` one of 12 layers and width 512. Memory is the peak that PyTorch's
+allocator holds during forward and backward pass on top of weights and optimizer, measured in passes of their
+own. The last line is JSON; `ratio_*` is expressions per second, packed / separate. About ten minutes, 6 GB.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def processor_of(config: RexSeekConfig) -> RexSeekProcessor:
 
 
 def toy_sample(folder: Path, count: int) -> Sample:
-    """A drawn scene with `count` expressions, repeated if it has no more to say; the picture is in `folder`."""
+    """A drawn scene with `count` expressions, repeated if it has no more to say; its picture in `folder`."""
     rng = random.Random(3)
     scene, picture, _ = clear_scene(rng, hold_out=False)
     picture.save(folder / "scene.png")

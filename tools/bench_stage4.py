@@ -1,16 +1,17 @@
 """Stage 4 on a GPU: expressions and tokens per second, MFU and peak memory, with packing and without.
 
-    python tools/bench_stage4.py [--size 3b] [--folder DIR] [--steps 6] [--rows 8] [--micro 4] [--expressions 8]
-        [--deepspeed configs/deepspeed/zero2.json]
+    python tools/bench_stage4.py [--size 3b] [--folder DIR] [--steps 6] [--rows 8] [--micro 4]
+        [--expressions 8] [--deepspeed configs/deepspeed/zero2.json]
 
-Each side runs `run_stage` on drawn scenes in a process of its own: RexSeek-3B with random weights, all modules
-trained, bfloat16, gradient checkpointing, as in configs/stage4.yaml. `packed` shows up to --expressions of an
-image in a row, `separate` one; both take --rows rows a step, --micro at a time. Times are those of the median step.
+Each side runs `run_stage` on drawn scenes in a process of its own: RexSeek-3B with random weights, all
+modules trained, bfloat16, gradient checkpointing, as in configs/stage4.yaml. `packed` shows up to
+--expressions of an image in a row, `separate` one; both take --rows rows a step, --micro at a time. Times are
+those of the median step.
 
 FLOPs are those of matrix products, convolutions and attention of one forward pass over a step's rows
-(torch's FlopCounterMode), times three; recomputing activations is not counted. MFU is their share of the device's
-dense bfloat16 peak. `--size tiny` is the shipped tiny model in float32 (for a CPU, `--deepspeed none`). Needs 8 GB of
-disk at 3B. The last line is JSON; `ratio_expressions` is packed / separate.
+(torch's FlopCounterMode), times three; recomputing activations is not counted. MFU is their share of the
+device's dense bfloat16 peak. `--size tiny` is the shipped tiny model in float32 (for a CPU, `--deepspeed
+none`). Needs 8 GB of disk at 3B. The last line is JSON; `ratio_expressions` is packed / separate.
 """
 
 import argparse
@@ -38,7 +39,8 @@ from rexseek.training.stage import MODULES, StagePlan
 
 TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny" / "stage4"
 SIDES = ("packed", "separate")
-PEAK_FLOPS = {
+PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+"""Dense bfloat16, by a part of the device's name."""
     "H200": 989e12,
     "H100": 989e12,
     "A100": 312e12,
@@ -120,13 +122,11 @@ def train(side: str, folder: Path, parsed: argparse.Namespace) -> None:
     config = recipe(side, folder, parsed)
     timing = run_stage(PLAN, config)["timing"]
     step = timing["step_seconds_median"]  # the first steps, which are slow, do not move it
-    per_step = (
-        timing["train_seconds"] / parsed.steps / step
-    )  # from a mean over steps to one over median steps
+    to_median = timing["train_seconds"] / parsed.steps / step  # from the mean step to the median one
     figures = {
         f"step_seconds_{side}": step,
-        f"expressions_per_second_{side}": round(timing["samples_per_second"] * per_step, 3),
-        f"tokens_per_second_{side}": round(timing["tokens_per_second"] * per_step, 1),
+        f"expressions_per_second_{side}": round(timing["samples_per_second"] * to_median, 3),
+        f"tokens_per_second_{side}": round(timing["tokens_per_second"] * to_median, 1),
     }
     if torch.cuda.is_available():
         figures["device"] = torch.cuda.get_device_name()

@@ -31,11 +31,9 @@ engine_step, collate, train = DeepSpeedEngine.step, PackedCollator.__call__, Sta
 def step_and_keep_gradients(self: DeepSpeedEngine) -> None:
     if self.global_steps == 0:
         learning = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        gradients = {name: safe_get_full_grad(parameter) for name, parameter in learning.items()}
+        gradients = {name: safe_get_full_grad(p).contiguous() for name, p in learning.items()}
         if RANK == 0:
-            save_file(
-                {name: g.contiguous() for name, g in gradients.items()}, FOLDER / "gradients.safetensors"
-            )
+            save_file(gradients, FOLDER / "gradients.safetensors")
     engine_step(self)
 
 
