@@ -41,12 +41,6 @@ TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny" / "stage4"
 SIDES = ("packed", "separate")
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 """Dense bfloat16, by a part of the device's name."""
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "4090": 165e12,
-}  # dense bfloat16
 PLAN = StagePlan(4, "referring", tuple(MODULES))
 
 
