@@ -116,17 +116,23 @@ class Step:
         return float(torch.nn.utils.get_total_norm([p.grad for p in self.parameters]))
 
 
-def check_agreement(step: Step, batches: dict[str, dict[str, Tensor]]) -> float:
-    """The largest relative difference of loss and gradient norm between the sides."""
-    found = {}
+def compare(step: Step, batches: dict[str, dict[str, Tensor]]) -> tuple[float, dict[str, float]]:
+    """The largest relative difference of loss and gradient norm between the sides, and their peaks in MiB.
+
+    Raises:
+        RuntimeError: the sides differ.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    peaks = {}
     for side, batch in batches.items():
-        loss = step.gradients(batch)
-        found[side] = (loss, step.gradient_norm())
+        losses: list[float] = []
+        peaks[side] = peak_mebibytes(lambda batch=batch, losses=losses: losses.append(step.gradients(batch)))
+        found[side] = (losses[0], step.gradient_norm())
     pairs = zip(found["packed"], found["separate"], strict=True)
     difference = max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
     if difference > AGREEMENT:
         raise RuntimeError(f"the two sides differ by {difference:.1e}: loss and gradient norm {found}")
-    return difference
+    return difference, peaks
 
 
 def measure(name: str, config: RexSeekConfig, counts: Sequence[int], repeats: int, folder: Path) -> dict:
@@ -138,21 +144,22 @@ def measure(name: str, config: RexSeekConfig, counts: Sequence[int], repeats: in
     for count in counts:
         sample = toy_sample(folder, count)
         batches = {side: collator(rows_of(sample, side)) for side in SIDES}
-        figures[f"difference_{name}_{count}"] = check_agreement(step, batches)  # also warms up
+        difference, peaks = compare(step, batches)  # also warms up
         times = {side: [] for side in SIDES}
         for _ in range(repeats):
             for side in SIDES:
                 times[side].append(step.seconds(batches[side]))
-        for side in SIDES:
-            median = statistics.median(times[side])
-            peak = peak_mebibytes(lambda batch=batches[side]: step.gradients(batch))
+        packed, separate = (statistics.median(times[side]) for side in SIDES)
+        figures[f"ratio_{name}_{count}"] = round(separate / packed, 2)
+        figures[f"difference_{name}_{count}"] = difference
+        for side, median in zip(SIDES, (packed, separate), strict=True):
             figures[f"tokens_{side}_{name}_{count}"] = batches[side]["input_ids"].numel()
             figures[f"seconds_{side}_{name}_{count}"] = round(median, 3)
             figures[f"expressions_per_second_{side}_{name}_{count}"] = round(count / median, 3)
-            figures[f"mebibytes_{side}_{name}_{count}"] = round(peak)
-        packed, separate = (figures[f"seconds_{side}_{name}_{count}"] for side in SIDES)
-        figures[f"ratio_{name}_{count}"] = round(separate / packed, 2)
-        print(f"{name}, {count} expressions: packed {packed:.2f} s, separate {separate:.2f} s")
+            figures[f"mebibytes_{side}_{name}_{count}"] = round(peaks[side])
+        sides = f"packed {packed:.2f} s, separate {separate:.2f} s, {separate / packed:.2f} times as long"
+        memory = f"{peaks['packed']:.0f} and {peaks['separate']:.0f} MiB"
+        print(f"{name}, {count} expressions: {sides}; {memory}", flush=True)
     return figures
 
 
