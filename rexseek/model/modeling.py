@@ -251,7 +251,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         if use_cache is None:
             use_cache = labels is None and not self.training
         if labels is not None:
-            logits_to_keep, targets = _supervised_positions(labels)
+            logits_to_keep, targets = supervised_positions(labels)
         output = self.language_model(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
@@ -297,10 +297,15 @@ def _language_model_only(quantization: Any) -> Any:
     return quantization
 
 
-def _supervised_positions(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions [K] whose next token is supervised in some row, and those next tokens [B, K].
+def supervised_positions(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the head runs when there are labels.
 
-    Without any it is the first position, without a target: the head still runs, on every process.
+    Args:
+        labels: [B, T], -100 where there is no loss.
+
+    Returns:
+        The positions [K] whose next token is supervised in some row, ascending, and those next tokens
+        [B, K]. Without any it is the first position, without a target: the head still runs, on every process.
     """
     following = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
     positions = (following != IGNORE_INDEX).any(dim=0).nonzero().squeeze(1)
