@@ -102,21 +102,21 @@ class Figures(TrainerCallback):
             self._supervised += tokens
 
     @torch.no_grad()
-    def add_losses(self, input_ids: Tensor, logits: Tensor, labels: Tensor, sources: Tensor) -> None:
+    def add_losses(self, input_ids: Tensor, logits: Tensor, targets: Tensor, sources: Tensor) -> None:
         """Count a forward pass of this process.
 
         Args:
-            input_ids, labels: [B, T].
-            logits: [B, T, V].
+            input_ids: [B, T].
+            logits: [B, K, V].
+            targets: [B, K], the token that each logits should predict; IGNORE_INDEX where none.
             sources: [B].
         """
         self._sums[-1, 0] += (input_ids == IMAGE_TOKEN_ID).any(dim=1).sum()
         for row, source in enumerate(sources.tolist()):
-            target = labels[row, 1:]
-            chosen = target != IGNORE_INDEX
-            loss = cross_entropy(logits[row, :-1][chosen].float(), target[chosen], reduction="sum")
+            target = targets[row]
+            loss = cross_entropy(logits[row].float(), target, ignore_index=IGNORE_INDEX, reduction="sum")
             self._sums[source, 0] += loss
-            self._sums[source, 1] += chosen.sum()
+            self._sums[source, 1] += (target != IGNORE_INDEX).sum()
 
     def take(self, step: int, world_size: int) -> dict[str, float]:
         """The figures since the last call, all processes together (only waiting is this process' own).
@@ -134,26 +134,32 @@ class Figures(TrainerCallback):
             torch.distributed.all_reduce(self._sums)
         sums, images = self._sums[:-1].tolist(), int(self._sums[-1, 0])
         shown = self.rows.records[(step - self._steps) * self.batch_size : step * self.batch_size]
-        tokens = int(shown["length"].sum())
+        tokens, supervised = int(shown["length"].sum()), int(self._supervised)
         seconds = max(self._seconds, 1e-9)
         figures = {f"loss/{name}": s[0] / s[1] for name, s in zip(self.names, sums, strict=True) if s[1]}
         figures |= {f"learning_rate/{group}": rate for group, rate in self.learning_rates.items()}
         figures |= {
-            "supervised_tokens": int(self._supervised),
+            "supervised_tokens": supervised,
             "tokens_per_second": round(tokens / seconds, 1),
             "images_per_second": round(images / seconds, 3),
             "data_wait_share": round(self._waited / seconds, 4),
         }
         if self._flops is not None and self._peak is not None:
-            figures["mfu"] = self._flops.of(tokens, images) / (seconds * self._peak * world_size)
+            needed = self._flops.of(tokens, supervised, images)
+            figures["mfu"] = needed / (seconds * self._peak * world_size)
         self._clear()
         return figures
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """The model itself where peft's stands around it; adapters in it stay."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _utilisation(model: nn.Module, device: torch.device) -> tuple[TrainingFlops | None, float | None]:
     """What a step costs and what the device can do; None where that is not known (quantised weights are
     not stored by their shapes)."""
-    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = base_model(model)
     if device.type != "cuda" or getattr(base, "is_quantized", False):
         return None, None
     return training_flops(base), peak_flops(torch.cuda.get_device_name(device))

@@ -25,14 +25,16 @@ _CONVNEXT_STEM, _MULTIPLY_ADD = 4, 2
 
 @dataclass(frozen=True)
 class TrainingFlops:
-    """Operations of one forward and backward pass: of each token of a row, and of each image besides."""
+    """Operations of a forward and backward pass: of each token of a row, each supervised one (the head runs
+    for these only), and each image."""
 
     per_token: float
+    per_supervised: float
     per_image: float
 
-    def of(self, tokens: int, images: int) -> float:
-        """Operations for rows with so many tokens and images, padding not counted."""
-        return self.per_token * tokens + self.per_image * images
+    def of(self, tokens: int, supervised: int, images: int) -> float:
+        """Operations for rows with so many tokens, supervised tokens and images; padding is not counted."""
+        return self.per_token * tokens + self.per_supervised * supervised + self.per_image * images
 
 
 def training_flops(model: nn.Module) -> TrainingFlops:
@@ -55,7 +57,6 @@ def training_flops(model: nn.Module) -> TrainingFlops:
         for parameter in model.language_model.parameters()
         if parameter is not table and parameter is not head
     )
-    language += _passes(head, True) * _size(head)
     clip_learns = any(parameter.requires_grad for parameter in model.vision_tower.parameters())
     clip = sum(
         _passes(parameter, clip_learns) * _size(parameter)
@@ -64,7 +65,8 @@ def training_flops(model: nn.Module) -> TrainingFlops:
     )
     projector = sum(_passes(p, False) * _size(p) for p in model.image_projector.parameters())
     images = clip * (patches + 1) + projector * patches + _convnext(model.vision_tower_aux, config)
-    return TrainingFlops(_MULTIPLY_ADD * language, _MULTIPLY_ADD * images)
+    supervised = _passes(head, True) * _size(head)
+    return TrainingFlops(_MULTIPLY_ADD * language, _MULTIPLY_ADD * supervised, _MULTIPLY_ADD * images)
 
 
 def _convnext(tower: nn.Module, config: object) -> int:

@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from rexseek.data.mixture import Schedule
-from rexseek.training.figures import Figures
+from rexseek.model.modeling import supervised_positions
+from rexseek.training.figures import Figures, base_model
 from rexseek.training.progress import Progress
 
 Validate = Callable[[nn.Module, int], dict[str, float]]
@@ -66,7 +67,8 @@ class WatchingTrainer(Trainer):
         """The loss of a micro-batch; that of each source is counted."""
         sources = inputs.pop("source")
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
-        self.figures.add_losses(inputs["input_ids"], outputs.logits.detach(), inputs["labels"], sources)
+        _, targets = supervised_positions(inputs["labels"])
+        self.figures.add_losses(inputs["input_ids"], outputs.logits.detach(), targets, sources)
         return (loss, outputs) if return_outputs else loss
 
     def _get_learning_rate(self) -> float:
@@ -87,9 +89,7 @@ class WatchingTrainer(Trainer):
         for line in reversed(self.state.log_history):
             if line["step"] == step and "eval_loss" in line:
                 return line
-        model = (
-            self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        )  # of peft
+        model = base_model(self.model)
         metrics = {f"eval_{name}": value for name, value in self._validate(model, step).items()}
         self.log(metrics)
         return metrics
