@@ -84,7 +84,7 @@ class Validation:
         measured = self.loss(model)
         by_source = zip(self.names, measured["loss_by_source"].values(), strict=True)
         figures = {"loss": measured["loss"], **{f"loss/{name}": value for name, value in by_source}}
-        if self.referring is not None and not _no_answers():
+        if self.referring is not None and not is_deepspeed_zero3_enabled():
             figures |= self.referring(model, step)
         return figures
 
@@ -105,7 +105,9 @@ class Validation:
         }
         if figures:
             result["referring"] = figures
-        if self.detection and not _no_answers():
+        if is_deepspeed_zero3_enabled():
+            logger.info("answers are not measured under ZeRO-3; evaluate the result instead")
+        elif self.detection:
             counts = detection_counts(model, self.processor, self.detection)
             if self.world_size > 1:
                 total = torch.tensor(list(counts.values()), device=model.device)
@@ -113,13 +115,6 @@ class Validation:
                 counts = dict(zip(counts, total.tolist(), strict=True))
             result["detection"] = detection_scores(counts)
         return result
-
-
-def _no_answers() -> bool:
-    if is_deepspeed_zero3_enabled():
-        logger.info("answers are not measured under ZeRO-3; evaluate the result instead")
-        return True
-    return False
 
 
 class HeldOutLoss:
