@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     CLIPVisionModel,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -44,9 +45,20 @@ def checkpoint_problem(folder: Path) -> str | None:
 
 
 def load_model(
-    folder: Path, dtype: str | torch.dtype, attn_implementation: str
+    folder: Path,
+    dtype: str | torch.dtype,
+    attn_implementation: str,
+    quantization: BitsAndBytesConfig | None = None,
+    device: str | torch.device | None = None,
 ) -> RexSeekForConditionalGeneration:
-    """Load a checkpoint folder, on the CPU and in evaluation mode.
+    """Load a checkpoint folder, in evaluation mode.
+
+    Args:
+        folder: with config.json and model.safetensors.
+        dtype: of what is not quantised.
+        attn_implementation: of the whole model.
+        quantization: of the language model's layers.
+        device: default: the CPU.
 
     Raises:
         ValueError: the folder is not a RexSeek checkpoint, is incomplete or cannot be read.
@@ -56,7 +68,12 @@ def load_model(
         raise ValueError(f"checkpoint {folder}: {problem}")
     try:
         return RexSeekForConditionalGeneration.from_pretrained(
-            folder, dtype=dtype, attn_implementation=attn_implementation, use_safetensors=True
+            folder,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            use_safetensors=True,
+            quantization_config=quantization,
+            device_map=device and {"": device},
         )
     except (OSError, RuntimeError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ValueError(f"checkpoint {folder}: cannot be loaded ({error})") from error

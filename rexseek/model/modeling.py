@@ -158,7 +158,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         """
         counts = num_objects.tolist()
         _check_boxes(object_boxes, counts, len(pixel_values))
-        dtype = self.image_projector[0].weight.dtype
+        dtype = next(self.image_projector.parameters()).dtype
         patches = clip_patches(self.vision_tower, pixel_values.to(dtype), self.config.num_vision_layers)
         levels = self.vision_tower_aux(pixel_values_aux.to(dtype))
         levels = [level.to(patches.device) for level in levels]  # a device map may have spread them
