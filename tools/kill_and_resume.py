@@ -181,6 +181,12 @@ def logged_step(output: Path) -> int:
     return json.loads(whole[-1])["step"] if whole else 0
 
 
+def log_file(output: Path) -> int | None:
+    """Which file the local log is: its inode."""
+    log = output / LOG
+    return log.stat().st_ino if log.exists() else None
+
+
 def kill_once(
     config: TrainConfig,
     arguments: argparse.Namespace,
@@ -196,14 +202,14 @@ def kill_once(
     """
     output = Path(config.output)
     children = start(config, arguments.processes, log)
-    begun = logged_step(output)
+    stale = log_file(output)  # a resumed run replaces the log before its first step
     pause = rng.uniform(0, arguments.save_seconds if in_save else arguments.step_seconds)
     for _ in polls(children, "run to be killed"):
         if ended(children):
             return None
-        at = logged_step(output)
-        saving = [folder.name for folder in checkpoint_folders(output, complete=False)]
-        if at >= step and at != begun and (saving or not in_save):
+        if log_file(output) in (None, stale) or logged_step(output) < step:
+            continue
+        if not in_save or checkpoint_folders(output, complete=False):
             time.sleep(pause)
             break
     kill(children)
@@ -297,7 +303,8 @@ def main() -> None:
             "kill_steps": [found["step"] for found in kills],
             "different": differences(*outputs),
         }
-        shutil.rmtree(outputs[1])
+        if not results[mode]["different"]:
+            shutil.rmtree(outputs[1])
         print(f"  {'equal' if not results[mode]['different'] else results[mode]['different']}", flush=True)
     equal = all(not result["different"] for result in results.values())
     print(json.dumps({"equal": equal, "steps": arguments.steps, "processes": arguments.processes, **results}))

@@ -130,7 +130,9 @@ def _missing_files(config: TrainConfig) -> list[str]:
             missing.append(f"{place}.images: no such folder: {source.images}")
     if config.init_from is not None:
         missing.extend(_start_problems(Path(config.init_from), config.stage))
-        if Path(config.output).resolve() in (Path(config.init_from) / "config.json").resolve().parents:
+        start = Path(config.init_from).resolve()
+        own = start.parent if start.name.startswith("checkpoint-") else start
+        if own == Path(config.output).resolve():
             missing.append(f"output: expected another folder than init_from is in, got {config.output}")
     if config.engine.deepspeed is not None and not Path(config.engine.deepspeed).is_file():
         missing.append(f"engine.deepspeed: no such file: {config.engine.deepspeed}")
