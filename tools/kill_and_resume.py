@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import load_file
 
 from rexseek.data.toy.write import write_toy_dataset
-from rexseek.training.checkpoints import checkpoint_folders, verify_checkpoint
+from rexseek.training.checkpoints import checkpoint_folders, read_marker, verify_checkpoint
 from rexseek.training.config import (
     EngineConfig,
     LearningRates,
@@ -225,13 +225,15 @@ def interrupted_run(
 ) -> list[dict[str, Any]]:
     """Kill and resume until the training has been killed often enough, then let it end."""
     kills: list[dict[str, Any]] = []
+    output = Path(config.output)
     while len(kills) < arguments.kills:
-        aim = arguments.steps * (len(kills) + rng.random()) / arguments.kills
+        aim = round(arguments.steps * (len(kills) + rng.random()) / arguments.kills)
+        complete = checkpoint_folders(output, complete=True)
+        done = read_marker(complete[-1])["step"] if complete else 0
+        step = min(max(aim, done + 1), arguments.steps - 1)
         in_save = len(kills) % 2 == 0
-        found = kill_once(
-            resumed(config), arguments, min(max(1, round(aim)), arguments.steps - 1), in_save, rng, log
-        )
-        if found is None:
+        found = kill_once(resumed(config), arguments, step, in_save, rng, log)
+        if found is None or (output / METRICS).exists():
             raise RuntimeError("a run ended before its kill; give it more --steps")
         print(f"  killed at step {found['step']}, unfinished {found['unfinished'] or 'none'}", flush=True)
         kills.append(found)

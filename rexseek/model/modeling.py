@@ -62,6 +62,8 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
     _no_split_modules: ClassVar[list[str]] = ["ConvNeXtBlock"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["cache"]
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = list(IGNORED)
+    # The language model knows its own; peft looks for them below only where there is a dict here.
+    _tied_weights_keys: ClassVar[dict[str, str]] = {}
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True

@@ -242,7 +242,11 @@ def _validation(
 def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) -> dict[str, Any]:
     """Throughput of the steps run in this process' lifetime, all processes together."""
     shown = rows[len(rows) - len(seconds) * batch_size :]
-    total = sum(seconds) or float("nan")
+    total = sum(seconds)  # none where a run was resumed at its last step
+
+    def rate(count: int, digits: int = 2) -> float | None:
+        return round(count / total, digits) if total else None
+
     return {
         "steps": len(rows) // batch_size,
         "rows": len(rows),
@@ -251,9 +255,9 @@ def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) 
             "wall_seconds": round(wall, 1),
             "train_seconds": round(total, 1),
             "step_seconds_median": round(statistics.median(seconds), 4) if seconds else None,
-            "samples_per_second": round(sum(len(row.turns) for row in shown) / total, 2),
-            "images_per_second": round(len(shown) / total, 2),
-            "tokens_per_second": round(int(shown.records["length"].sum()) / total, 1),
+            "samples_per_second": rate(sum(len(row.turns) for row in shown)),
+            "images_per_second": rate(len(shown)),
+            "tokens_per_second": rate(int(shown.records["length"].sum()), 1),
         },
     }
 
