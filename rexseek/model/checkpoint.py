@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -107,9 +108,9 @@ def initial_model(
     Raises:
         ValueError: weights that are not what they should be, or parts that do not fit each other.
     """
-    tower = CLIPVisionModel.from_pretrained(clip, dtype=dtype)
+    tower = _complete(CLIPVisionModel, clip, dtype)
     tower_aux, depths, dims = _load_convnext(convnext)
-    llm = AutoModelForCausalLM.from_pretrained(language_model, dtype=dtype)
+    llm = _complete(AutoModelForCausalLM, language_model, dtype)
     bare_tokenizer = AutoTokenizer.from_pretrained(language_model)
     tokenizer = with_required_tokens(bare_tokenizer)
     config = RexSeekConfig(
@@ -132,6 +133,18 @@ def initial_model(
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(IM_END)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model.train(), tokenizer
+
+
+def _complete(kind: Any, source: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A pretrained model; transformers itself would fill missing weights at random, with a warning."""
+    model, report = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"{source}: expected weights of a {type(model).__name__}, {len(missing)} of its tensors are "
+            f"missing, first {missing[0]}"
+        )
+    return model
 
 
 def add_token_rows(language_model: PreTrainedModel, num_known: int, num_tokens: int) -> None:

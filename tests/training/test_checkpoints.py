@@ -21,6 +21,7 @@ from rexseek.training.checks import check_config
 from rexseek.training.config import ConfigError, TrainConfig
 from rexseek.training.resume import checkpoint_of, require_same, start_output
 from rexseek.training.run import run_stage
+from rexseek.training.setup import load_start
 from rexseek.training.stage import StagePlan
 from tests.drawn_data import referring_row, write_lines
 
@@ -196,6 +197,12 @@ def test_more_processes_than_gpus(recipe: TrainConfig, data: dict, monkeypatch: 
 def test_starts_of_another_kind(recipe: TrainConfig, data: dict, parts: Path, checkpoint: Path) -> None:
     recipe.data.train, recipe.stage, recipe.init_from = [data["llava"]], 1, str(parts)
     check_config(recipe, 1, 1)
+    kept = (parts / "clip" / "model.safetensors").read_bytes()
+    shutil.copy(parts / "llm" / "model.safetensors", parts / "clip" / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"clip: expected weights of a CLIPVisionModel, \d+ of its tensors"):
+        load_start(recipe)
+    (parts / "clip" / "model.safetensors").write_bytes(kept)
+    load_start(recipe)
     shutil.copy(parts / "llm" / "config.json", parts / "clip" / "config.json")
     (parts / "llm" / "config.json").write_text('{"model_type": "vit"}')
     with pytest.raises(ConfigError) as error:
