@@ -7,28 +7,12 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-COMPLETE = "COMPLETE.json"
-"""Written last into a checkpoint folder; a folder without it was cut off while saving."""
-
-
-class MarkComplete(TrainerCallback):
-    """Marks a checkpoint as complete once everything is on disk, with what it belongs to."""
-
-    def __init__(self, identity: dict[str, Any]):
-        self.identity = identity
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.is_world_process_zero:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            (folder / COMPLETE).write_text(json.dumps(self.identity | {"step": state.global_step}, indent=1))
-
 
 class LocalLog(TrainerCallback):
-    """Appends what Trainer logs to a JSON Lines file, with the time; the last step is always logged.
+    """Appends what Trainer logs to a JSON Lines file, with the time; steps that are saved are always logged.
 
-    (Trainer gathers losses of all processes only where it logs: its final mean would be rank 0's otherwise.)
+    Trainer gathers losses of all processes only where it logs, and a resumed run knows nothing of the losses
+    between the last log and the checkpoint. The last step is always logged too.
     """
 
     def __init__(self, file: Path):
@@ -37,7 +21,7 @@ class LocalLog(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if state.global_step == state.max_steps:
+        if state.global_step == state.max_steps or control.should_save:
             control.should_log = True
 
     def on_log(

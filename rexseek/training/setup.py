@@ -1,4 +1,4 @@
-"""What a run needs before it trains: process, data, starting weights, a checkpoint to resume from."""
+"""What a run needs before it trains: process, data, starting weights."""
 
 import json
 import logging
@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import CLIPVisionConfig
@@ -17,9 +16,8 @@ from rexseek.data.sources import SourceRequest, read_source
 from rexseek.model.checkpoint import initial_model, load_model
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor, load_processor
-from rexseek.training.callbacks import COMPLETE
 from rexseek.training.config import ConfigError, SourceConfig, TrainConfig
-from rexseek.training.summary import RECORD
+from rexseek.training.lora import quantization
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +107,8 @@ def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, Re
     folder = config.init_from and Path(config.init_from)
     try:
         if folder and (folder / "config.json").is_file():
+            if config.lora is not None and config.lora.bits is not None:
+                return _load_quantised(config, folder, dtype).train(), load_processor(folder)
             return load_model(folder, dtype, attention).train(), load_processor(folder)
         parts = (
             (config.towers.clip, config.towers.convnext, config.towers.llm)
@@ -124,38 +124,29 @@ def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, Re
     return model, RexSeekProcessor.from_tokenizer(tokenizer, model.config)
 
 
-def find_checkpoint(config: TrainConfig, identity: dict[str, Any]) -> str | None:
-    """The checkpoint to resume from, or None.
+def _load_quantised(config: TrainConfig, folder: Path, dtype: torch.dtype) -> RexSeekForConditionalGeneration:
+    """The model with its language model in 8 or 4 bits, where it will train: quantised layers do not move."""
+    on_cpu = config.engine.device == "cpu" or not torch.cuda.is_available()
+    device = torch.device("cpu") if on_cpu else torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    bits = quantization(config.lora, getattr(torch, config.model.dtype))
+    model = load_model(folder, dtype, config.model.attn_implementation, bits, device)
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # bitsandbytes 0.50 would repack 4-bit weights at an evaluation, and then has no gradient for them
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def zero_stage(config: TrainConfig) -> int | None:
+    """DeepSpeed's ZeRO stage; None without DeepSpeed.
 
     Raises:
-        ConfigError: no complete checkpoint; one of another stage, schedule or number of processes; an output
-            folder that holds a finished run.
+        ValueError: the file is no JSON object with `zero_optimization`.
     """
-    output = Path(config.output)
-    if config.resume is None:
-        if (output / RECORD).exists() and not config.overwrite:
-            raise ConfigError(
-                [f"output: {output} holds a finished run; choose another folder, or set overwrite=true"]
-            )
+    file = config.engine.deepspeed
+    if file is None:
         return None
-    if config.resume == "latest":
-        complete = [marker.parent for marker in output.glob(f"checkpoint-*/{COMPLETE}")]
-        if not complete:
-            raise ConfigError([f"resume: no complete checkpoint in {output}"])
-        folder = max(complete, key=lambda path: int(path.name.rpartition("-")[2]))
-    else:
-        folder = Path(config.resume)
-        if not (folder / COMPLETE).is_file():
-            raise ConfigError(
-                [f"resume: {folder} is no complete checkpoint (no {COMPLETE}); see init_from for weights"]
-            )
-    saved = json.loads((folder / COMPLETE).read_text())
-    different = [
-        f"resume: {folder} has {key} {saved.get(key)}, this run has {value}; start anew with init_from, or "
-        f"restore the settings, data and number of processes of the interrupted run"
-        for key, value in identity.items()
-        if saved.get(key) != value
-    ]
-    if different:
-        raise ConfigError(different)
-    return str(folder)
+    try:
+        return int(json.loads(Path(file).read_text())["zero_optimization"]["stage"])
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: expected JSON with zero_optimization.stage, got {error!r}") from error

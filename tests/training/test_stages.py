@@ -10,7 +10,7 @@ import torch
 
 from rexseek.model import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
-from rexseek.training.callbacks import COMPLETE
+from rexseek.training.checkpoints import COMPLETE
 from rexseek.training.config import ConfigError, TrainConfig
 from rexseek.training.run import run_stage
 from rexseek.training.setup import load_start
@@ -102,7 +102,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(recipe: TrainConfig, data: di
     whole = run_stage(plan_of(4), recipe)
     weights = RexSeekForConditionalGeneration.from_pretrained(recipe.output).state_dict()
     first = Path(recipe.output) / "checkpoint-2"
-    assert json.loads((first / COMPLETE).read_text())["stage"] == 4
+    assert json.loads((first / COMPLETE).read_text())["identity"]["stage"] == 4
 
     again = dataclasses.replace(recipe, resume=str(first))
     resumed = run_stage(plan_of(4), again)
@@ -112,7 +112,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(recipe: TrainConfig, data: di
     assert resumed["steps"] == whole["steps"]
 
     other = dataclasses.replace(recipe, resume=str(first), seed=1)
-    with pytest.raises(ConfigError, match="has schedule"):
+    with pytest.raises(ConfigError, match="saved with schedule"):
         run_stage(plan_of(4), other)
     (first / COMPLETE).unlink()
     with pytest.raises(ConfigError, match="is no complete checkpoint"):
