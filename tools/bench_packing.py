@@ -10,8 +10,8 @@ are prepared beforehand, so that preparing them several times does not count aga
 
 Both models have the shipped tiny model's encoders, but see the real 336 and 768 pixels: 576 image tokens.
 `tiny` has its language model too, `mid` one of 12 layers and width 512. Memory is the peak that PyTorch's
-allocator holds during forward and backward pass on top of weights, gradients and optimizer, measured in passes of
-their own. The last line is JSON; `ratio_*` is expressions per second, packed / separate. About ten minutes, 6 GB.
+allocator holds in a forward and backward pass of its own, gradients included, on top of weights and
+optimizer. The last line is JSON; `ratio_*` is expressions per second, packed / separate. Ten minutes, 6 GB.
 """
 
 import argparse
@@ -98,7 +98,7 @@ class Step:
 
     def gradients(self, batch: dict[str, Tensor]) -> float:
         """Forward and backward pass; returns the loss."""
-        self.optimizer.zero_grad(set_to_none=False)
+        self.optimizer.zero_grad()
         loss = self.model(**batch).loss
         loss.backward()
         return loss.item()
@@ -144,7 +144,7 @@ def measure(name: str, config: RexSeekConfig, counts: Sequence[int], repeats: in
         sample = toy_sample(folder, count)
         batches = {side: collator(rows_of(sample, side)) for side in SIDES}
         if count == counts[0]:
-            step.seconds(batches["packed"])  # warms up, and makes gradients and the optimizer's moments
+            step.seconds(batches["packed"])  # warms up, and makes the optimizer's moments
         difference, peaks = compare(step, batches)
         times = {side: [] for side in SIDES}
         for _ in range(repeats):
