@@ -28,7 +28,7 @@ from rexseek.data.sample import Sample
 from rexseek.model import RexSeekForConditionalGeneration
 
 EXPRESSIONS = (1, 4, 8, 16, 24, 32)
-BOXES = (10, 25, 50, 75, 100)
+BOXES = (20, 40, 60, 80, 100)
 WIDTHS = (128, 192, 256, 384, 512)
 FEW = 4  # expressions where something else grows
 LABELS = {

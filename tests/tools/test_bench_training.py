@@ -51,11 +51,11 @@ def test_both_models_of_the_packing_benchmark_see_576_image_tokens():
 
 def test_points_of_the_cost_curves(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_training_cost, "EXPRESSIONS", (1, 5))
-    monkeypatch.setattr(bench_training_cost, "BOXES", (10, 100))
+    monkeypatch.setattr(bench_training_cost, "BOXES", (20, 100))
     monkeypatch.setattr(bench_training_cost, "WIDTHS", (64, 128))
     curves = bench_training_cost.curves(tmp_path)
     assert [point[0] for point in curves["expressions"]] == [1, 5]
-    assert [point[2]["num_objects"].tolist() for point in curves["boxes"]] == [[10], [100]]
+    assert [point[2]["num_objects"].tolist() for point in curves["boxes"]] == [[20], [100]]
     small, large = (size for size, *_ in curves["width"])
     assert 2 < large / small < 4
     assert bench_training_cost.distance_from_line([1, 2, 3], [1.0, 2.0, 3.0]) < 1e-9

@@ -24,7 +24,7 @@ from rexseek.training.trainer import StageTrainer
 ROOT = Path(__file__).parents[2]
 FOLDER, RANK = Path(sys.argv[1]), int(os.environ["RANK"])
 FOLDER.mkdir(exist_ok=True)
-seen: list[list[int]] = []
+seen: list[tuple[int, int]] = []
 engine_step, collate, train = DeepSpeedEngine.step, PackedCollator.__call__, StageTrainer.train
 
 
@@ -39,7 +39,7 @@ def step_and_keep_gradients(self: DeepSpeedEngine) -> None:
 
 def collate_and_note(self: PackedCollator, samples: list) -> dict[str, torch.Tensor]:
     batch = collate(self, samples)
-    seen.append([len(batch["object_boxes"]), sum(sample.image is not None for sample in samples)])
+    seen.append((len(batch["object_boxes"]), sum(sample.image is not None for sample in samples)))
     return batch
 
 
