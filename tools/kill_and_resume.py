@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import load_file
 
 from rexseek.data.toy.write import write_toy_dataset
-from rexseek.training.checkpoints import checkpoint_folders, read_marker, verify_checkpoint
+from rexseek.training.checkpoints import checkpoint_folders, step_of, verify_checkpoint
 from rexseek.training.config import (
     EngineConfig,
     LearningRates,
@@ -230,7 +230,7 @@ def interrupted_run(
     while len(kills) < arguments.kills:
         aim = round(arguments.steps * (len(kills) + rng.random()) / arguments.kills)
         complete = checkpoint_folders(output, complete=True)
-        done = read_marker(complete[-1])["step"] if complete else 0
+        done = step_of(complete[-1]) if complete else 0
         step = min(max(aim, done + 1), arguments.steps - 1)
         in_save = len(kills) % 2 == 0
         found = kill_once(resumed(config), arguments, step, in_save, rng, log)

@@ -26,10 +26,12 @@ def checkpoint_folders(output: Path, complete: bool) -> list[Path]:
         for folder in output.glob("checkpoint-*")
         if folder.is_dir() and folder.name.partition("-")[2].isdecimal()
     ]
-    return sorted(
-        (folder for folder in numbered if (folder / COMPLETE).is_file() == complete),
-        key=lambda folder: int(folder.name.partition("-")[2]),
-    )
+    return sorted((folder for folder in numbered if (folder / COMPLETE).is_file() == complete), key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint folder's name."""
+    return int(folder.name.partition("-")[2])
 
 
 def verify_checkpoint(folder: Path) -> None:
@@ -74,22 +76,21 @@ def remove_checkpoint(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def complete_checkpoint(folder: Path, identity: dict[str, Any], step: int, keep: int | None) -> None:
+def complete_checkpoint(folder: Path, identity: dict[str, Any], step: int, keep: int) -> None:
     """Announce a checkpoint that all processes have written; then delete older ones, never the last.
 
     Args:
         folder: of the checkpoint.
         identity: what a resumed run must share.
         step: of the training.
-        keep: number of complete checkpoints that stay; None: all.
+        keep: number of complete checkpoints that stay, at least 1.
     """
     marker = {"step": step, "identity": identity, "files": _digests(folder)}
     unannounced = folder / f"{COMPLETE}.part"
     unannounced.write_text(json.dumps(marker, indent=1))
     os.replace(unannounced, folder / COMPLETE)
-    if keep is not None:
-        for old in checkpoint_folders(folder.parent, complete=True)[: -max(1, keep)]:
-            remove_checkpoint(old)
+    for old in checkpoint_folders(folder.parent, complete=True)[:-keep]:
+        remove_checkpoint(old)
 
 
 def _digests(folder: Path) -> dict[str, dict[str, Any]]:

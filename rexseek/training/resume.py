@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from rexseek.training.checkpoints import (
     read_marker,
     remove_checkpoint,
     space_problem,
+    step_of,
     verify_checkpoint,
     weight_bytes,
 )
 from rexseek.training.config import ConfigError, TrainConfig
+from rexseek.training.lora import ADAPTER_FOLDER
 from rexseek.training.setup import zero_stage
 from rexseek.training.summary import RECORD
 
@@ -157,17 +160,29 @@ def start_output(output: Path, checkpoint: Path | None) -> None:
         checkpoint: to resume from; None to begin at step 0.
     """
     output.mkdir(parents=True, exist_ok=True)
+<<<<<<< HEAD
     (output / RECORD).unlink(missing_ok=True)
     later = 0 if checkpoint is None else read_marker(checkpoint)["step"]
     for complete in (True, False):
         for folder in checkpoint_folders(output, complete):
             if not complete or checkpoint is None or int(folder.name.partition("-")[2]) > later:
                 remove_checkpoint(folder)
+=======
+    (output / METRICS).unlink(missing_ok=True)
+    own = checkpoint is not None and checkpoint.absolute().parent == output.absolute()
+    last = step_of(checkpoint) if own else -1  # all that stays is of this step or before
+    for folder in checkpoint_folders(output, complete=False):
+        remove_checkpoint(folder)
+    for folder in checkpoint_folders(output, complete=True):
+        if step_of(folder) > last:
+            remove_checkpoint(folder)
+    if (output / ADAPTER_FOLDER).exists():
+        shutil.rmtree(output / ADAPTER_FOLDER)  # a former export's
+>>>>>>> h3b
     log = output / LOG
     if log.exists():
-        kept = [line for line in _whole_lines(log) if json.loads(line)["step"] <= later]
         fresh = log.with_suffix(".fresh")
-        fresh.write_text("".join(kept) if checkpoint is not None else "")
+        fresh.write_text("".join(line for line in _whole_lines(log) if json.loads(line)["step"] <= last))
         os.replace(fresh, log)
 
 
