@@ -160,15 +160,7 @@ def start_output(output: Path, checkpoint: Path | None) -> None:
         checkpoint: to resume from; None to begin at step 0.
     """
     output.mkdir(parents=True, exist_ok=True)
-<<<<<<< HEAD
     (output / RECORD).unlink(missing_ok=True)
-    later = 0 if checkpoint is None else read_marker(checkpoint)["step"]
-    for complete in (True, False):
-        for folder in checkpoint_folders(output, complete):
-            if not complete or checkpoint is None or int(folder.name.partition("-")[2]) > later:
-                remove_checkpoint(folder)
-=======
-    (output / METRICS).unlink(missing_ok=True)
     own = checkpoint is not None and checkpoint.absolute().parent == output.absolute()
     last = step_of(checkpoint) if own else -1  # all that stays is of this step or before
     for folder in checkpoint_folders(output, complete=False):
@@ -178,7 +170,6 @@ def start_output(output: Path, checkpoint: Path | None) -> None:
             remove_checkpoint(folder)
     if (output / ADAPTER_FOLDER).exists():
         shutil.rmtree(output / ADAPTER_FOLDER)  # a former export's
->>>>>>> h3b
     log = output / LOG
     if log.exists():
         fresh = log.with_suffix(".fresh")
