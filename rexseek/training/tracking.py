@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from rexseek.training.config import TrainConfig
+
 if TYPE_CHECKING:
-    from rexseek.training.config import TrainConfig
+    import wandb
 
 PROJECT = "rexseek"  # unless the environment variable WANDB_PROJECT says otherwise
 _INIT_SECONDS = 30  # so long a server may take to answer
@@ -42,7 +44,7 @@ class Pictured:
     expected: Sequence[str]
 
 
-def start_tracking(config: "TrainConfig", rank: int) -> bool:
+def start_tracking(config: TrainConfig, rank: int) -> bool:
     """Begin a run where the recipe wants one; on process 0 only.
 
     Without the package the figures are in the local log alone. A run that cannot be online (no login, no
@@ -74,7 +76,7 @@ def _refusals() -> tuple[type[Exception], ...]:
     return wandb.Error, TimeoutError
 
 
-def _begin(config: "TrainConfig", mode: str) -> None:
+def _begin(config: TrainConfig, mode: str) -> None:
     import wandb
 
     folder = Path(config.output)
@@ -117,5 +119,5 @@ def end_tracking() -> None:
         run.finish()
 
 
-def _run():
+def _run() -> "wandb.Run | None":
     return sys.modules["wandb"].run if "wandb" in sys.modules else None
