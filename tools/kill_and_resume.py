@@ -211,8 +211,11 @@ def kill_once(
         if log_file(output) in (None, stale) or logged_step(output) < step:
             continue
         if not in_save or checkpoint_folders(output, complete=False):
-            time.sleep(pause)
             break
+    until = time.monotonic() + pause
+    reached = logged_step(output)
+    while time.monotonic() < until and logged_step(output) == reached:
+        time.sleep(POLL)
     kill(children)
     complete = [folder.name for folder in checkpoint_folders(output, complete=True)]
     unfinished = [folder.name for folder in checkpoint_folders(output, complete=False)]
