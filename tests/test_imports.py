@@ -26,7 +26,9 @@ KNOWS = {
     "config": set(),
     "visualize": {"boxes"},
     "metrics": {"boxes"},
-    "detectors": {"boxes", "images"},
+    "nouns": set(),
+    "detectors": {"boxes", "nouns"},
+    "segmenter": {"boxes"},
     "model": {"tokens", "boxes", "config"},
     "processor": {*LEAVES, "config"},
     "data": {*LEAVES, "processor"},
@@ -35,8 +37,8 @@ KNOWS = {
     "training": {*LEAVES, "config", "processor", "model", "data", "predictor", "metrics", "visualize"},
     "evaluation": {*LEAVES, "predictor", "data", "metrics", "visualize"},
 }
-EVERYTHING = {*KNOWS, "cli"}
-KNOWS["cli"] = EVERYTHING
+EVERYTHING = {*KNOWS, "cli", "commands", "web"}
+KNOWS |= {"cli": EVERYTHING, "commands": EVERYTHING - {"cli"}, "web": EVERYTHING - {"cli", "commands"}}
 
 EXTRAS = {"deepspeed", "peft", "datasets", "open_clip", "omegaconf", "wandb", "ijson"}  # train
 EXTRAS |= {"pycocotools", "matplotlib", "openai", "gradio", "supervision"}  # eval, demo
