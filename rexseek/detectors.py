@@ -140,7 +140,13 @@ class ZeroShotDetector:
         (result,) = self.processor.post_process_grounded_object_detection(
             outputs, threshold=0.0, target_sizes=[(image.height, image.width)], text_labels=texts
         )
-        return _detections(result, result["text_labels"])
+        return _detections(result, [self._words(label) for label in result["text_labels"]])
+
+    def _words(self, label: str) -> str:
+        """Grounding DINO's labels are pieces of its prompt, with full stops and special tokens."""
+        for token in self.processor.tokenizer.all_special_tokens:
+            label = label.replace(token, " ")
+        return " ".join(label.replace(".", " ").split())
 
 
 class ClosedSetDetector:

@@ -11,7 +11,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from rexseek import __version__
-from rexseek.cli import app, read_boxes_xyxy_px
+from rexseek.cli import app
+from rexseek.commands.candidates import read_boxes_xyxy_px
 from rexseek.model import RexSeekForConditionalGeneration
 from tests.conftest import make_tiny_config
 

@@ -74,11 +74,11 @@ def grounding_dino() -> tuple:
 
 def owlv2() -> tuple:
     letters = "abcdefghijklmnopqrstuvwxyz"
-    tokens = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
+    tokens = ["!", "<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters)]
     tokenizer = CLIPTokenizer(vocab={token: number for number, token in enumerate(tokens)}, merges=[])
     tokenizer.model_max_length = 16
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**small, "vocab_size": 64, "max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1}
+    text = {**small, "vocab_size": 64, "max_position_embeddings": 16, "bos_token_id": 1, "eos_token_id": 2}
     vision = {**small, "image_size": 64, "patch_size": 16}
     config = Owlv2Config(text_config=text, vision_config=vision, projection_dim=16)
     return Owlv2ForObjectDetection(config), Owlv2Processor(Owlv2ImageProcessor(size=_SQUARE), tokenizer)
