@@ -12,14 +12,21 @@ from PIL import Image
 from transformers import (
     AutoConfig,
     AutoModelForMaskGeneration,
-    AutoProcessor,
     PreTrainedModel,
     ProcessorMixin,
+    Sam2Processor,
+    SamHQProcessor,
+    SamProcessor,
 )
 
 from rexseek.boxes import BoxArray, validate_boxes_xyxy_px
 
-MODEL_TYPES = ("sam", "sam2", "sam_hq")
+PROCESSORS = {  # by model type; SAM 2's checkpoints are those of its video model
+    "sam": SamProcessor,
+    "sam_hq": SamHQProcessor,
+    "sam2": Sam2Processor,
+    "sam2_video": Sam2Processor,
+}
 _BOXES_AT_ONCE = 64
 
 
@@ -41,13 +48,13 @@ class Segmenter:
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         try:
             config = AutoConfig.from_pretrained(name)
-            if config.model_type.removesuffix("_video") not in MODEL_TYPES:
+            if config.model_type not in PROCESSORS:
                 raise ValueError(
                     f"mask model {name}: its model_type is {config.model_type!r}; expected one of "
-                    f"{', '.join(MODEL_TYPES)}"
+                    f"{', '.join(PROCESSORS)}"
                 )
-            model = AutoModelForMaskGeneration.from_pretrained(name)
-            return cls(model.to(target), AutoProcessor.from_pretrained(name))
+            model = AutoModelForMaskGeneration.from_pretrained(name, dtype=torch.float32)
+            return cls(model.to(target), PROCESSORS[config.model_type].from_pretrained(name))
         except OSError as error:
             reason = " ".join(str(error).split())
             raise ValueError(
@@ -80,7 +87,7 @@ class Segmenter:
         sizes = {
             name: inputs.pop(name) for name in ("original_sizes", "reshaped_input_sizes") if name in inputs
         }
-        outputs = self.model(**inputs.to(self.model.device, self.model.dtype), multimask_output=False)
+        outputs = self.model(**inputs.to(self.model.device), multimask_output=False)
         (masks,) = self.processor.post_process_masks(outputs.pred_masks.float().cpu(), *sizes.values())
         return masks[:, 0].numpy().astype(bool)  # [O, 1, height, width] before
 

@@ -217,7 +217,6 @@ def build_page(
                     type="array",
                     row_count=1,
                     column_count=4,
-                    column_limits=(4, 4),
                     max_height=200,
                     elem_id="boxes",
                 )
@@ -233,21 +232,38 @@ def build_page(
                 masks = gr.Checkbox(label="Show masks", visible=segmenter is not None, elem_id="masks")
                 ask = gr.Button("Ask", variant="primary", elem_id="ask")
             with gr.Column():
-                picture = gr.Image(label="Answer", interactive=False, format="png", elem_id="picture")
+                picture = gr.Image(
+                    label="Answer",
+                    interactive=False,
+                    format="png",
+                    buttons=["download", "fullscreen"],
+                    elem_id="picture",
+                )
                 answers = gr.HTML(elem_id="answers")
-                download = gr.DownloadButton("Download JSON", elem_id="download")
-        gr.Examples(example_scenes(folder), [image, table, text], label="Example scenes", elem_id="examples")
+                download = gr.DownloadButton("Download JSON", interactive=False, elem_id="download")
+        scenes = example_scenes(folder)
+        examples = gr.Dataset(
+            label="Example scenes",
+            components=[gr.Image(visible=False)],
+            samples=[scene[:1] for scene in scenes],
+            type="index",
+            layout="gallery",
+            elem_id="examples",
+        )
 
         first = gr.State(None)
-        shown = [page.preview, [image, table], picture]
-        ask.click(_told(page.ask), [image, table, text, threshold, masks], [picture, answers, download])
+        asked = ask.click(
+            _told(page.ask), [image, table, text, threshold, masks], [picture, answers, download]
+        )
+        asked.success(lambda: gr.update(interactive=True), None, download)
+        examples.click(lambda number: scenes[number], examples, [image, table, text])
         find.click(_told(page.detect), [image, objects, text], table)
         clear.click(lambda: ([], None, ""), None, [table, first, note])
         image.upload(lambda: ([], None, ""), None, [table, first, note])
         image.clear(lambda: ([], None, ""), None, [table, first, note])
         image.select(_clicked, [table, first], [table, first, note])
         for changed in (image.change, table.change):
-            changed(_told(shown[0]), shown[1], shown[2], show_progress="hidden")
+            changed(_told(page.preview), [image, table], picture, show_progress="hidden")
     return blocks
 
 

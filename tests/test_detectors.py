@@ -10,7 +10,7 @@ from PIL import Image
 
 from rexseek.detectors import ClosedSetDetector, Detections, Limits, ZeroShotDetector, detect, load_detector
 from rexseek.nouns import nouns_of, singular
-from tests.tiny_detectors import MAKERS, save_detector
+from tests.tiny_vision import MAKERS, save
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 80, 3), dtype=np.uint8))
 ALL = Limits(min_score=0, nms_iou=1)
@@ -18,7 +18,7 @@ ALL = Limits(min_score=0, nms_iou=1)
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_models_of_transformers(name, tmp_path):
-    detector = load_detector(save_detector(name, tmp_path), device="cpu")
+    detector = load_detector(save(name, tmp_path), device="cpu")
     zero_shot = name in ("grounding_dino", "owlv2")
     assert isinstance(detector, ZeroShotDetector if zero_shot else ClosedSetDetector)
     found = detect(detector, PICTURE, ["person", "dog", "racket"], ALL)
@@ -101,7 +101,7 @@ def test_a_detector_without_weights_or_network(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match=r"detector nobody/nothing: cannot be loaded; expected a folder"):
         load_detector("nobody/nothing")
-    save_detector("detr", tmp_path)
+    save("detr", tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"cannot be loaded; expected a folder with config\.json, weights"):
         load_detector(tmp_path)

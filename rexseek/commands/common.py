@@ -1,13 +1,16 @@
 """What the subcommands share: options, exit codes, errors in one line, tables."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from PIL import Image
+from rich.console import Console
+from rich.progress import track
 
+Item = TypeVar("Item")
 PROBLEMS, WRONG_INPUT, CANNOT = 1, 2, 3  # exit codes
 
 Checkpoint = Annotated[Path, typer.Option(help="Folder of a trained checkpoint.")]
@@ -51,6 +54,13 @@ def one_line_errors(debug: bool = False) -> Iterator[None]:
             message += " (the web page and masks need the extra: pip install 'rexseek[demo]')"
         typer.echo(f"rexseek: error: {message}", err=True)
         raise typer.Exit(WRONG_INPUT if isinstance(error, ValueError) else CANNOT) from error
+
+
+def progress(items: Sequence[Item], what: str) -> Iterable[Item]:
+    """Go through items behind a progress bar, on a terminal and if there are several."""
+    console = Console(stderr=True)
+    shown = console.is_terminal and len(items) > 1
+    return track(items, what, console=console, transient=True, disable=not shown)
 
 
 def split_objects(objects: str | None) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import track
 from transformers.utils.logging import disable_progress_bar
 
 from rexseek.commands.candidates import wanted_categories
@@ -17,6 +15,7 @@ from rexseek.commands.common import (
     MinScore,
     NmsIou,
     check_parent,
+    progress,
     split_objects,
 )
 from rexseek.commands.questions import read_questions
@@ -51,9 +50,7 @@ def detect_boxes(
     disable_progress_bar()
     model = load_detector(detector, device)
     lines, failed = [], 0
-    for question in track(
-        questions, "detecting", console=Console(stderr=True), transient=True, disable=single
-    ):
+    for question in progress(questions, "detecting"):
         try:
             image = load_image(question.path)
             found = detect(model, image, wanted_categories((), split_objects(objects)), limits)

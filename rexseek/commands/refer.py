@@ -11,7 +11,6 @@ import numpy as np
 import typer
 from PIL import Image
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
@@ -29,6 +28,7 @@ from rexseek.commands.common import (
     Objects,
     check_picture_path,
     plain,
+    progress,
     split_objects,
 )
 from rexseek.commands.questions import Question, read_questions
@@ -144,8 +144,7 @@ class _Asker:
     ) -> tuple[list[dict[str, Any]], int]:
         """Ask, write and draw; the answers, and how many of several images could not be asked about."""
         rows, failed = [], 0
-        progress = Console(stderr=True)
-        for question in track(questions, "asking", console=progress, transient=True, disable=self.one_image):
+        for question in progress(questions, "asking"):
             try:
                 answered = self.ask(question)
             except ValueError as error:

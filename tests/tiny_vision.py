@@ -26,6 +26,14 @@ from transformers import (
     RTDetrForObjectDetection,
     RTDetrImageProcessor,
     RTDetrResNetConfig,
+    Sam2Config,
+    Sam2ImageProcessor,
+    Sam2Model,
+    Sam2Processor,
+    SamConfig,
+    SamImageProcessor,
+    SamModel,
+    SamProcessor,
     SwinConfig,
 )
 
@@ -117,10 +125,54 @@ def detr() -> tuple:
 MAKERS = {maker.__name__: maker for maker in (grounding_dino, owlv2, rt_detr, d_fine, detr)}
 
 
-def save_detector(name: str, folder: Path) -> Path:
-    """Write one of `MAKERS` to a folder."""
+def sam() -> tuple:
+    sizes = {"image_size": 64, "patch_size": 16}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**sizes, **layers, "hidden_size": 16, "output_channels": 16, "global_attn_indexes": [0]}
+    decoder = {**layers, "hidden_size": 16, "mlp_dim": 16, "iou_head_hidden_dim": 16}
+    config = SamConfig(
+        vision_config={**vision, "mlp_dim": 16, "num_pos_feats": 8},
+        prompt_encoder_config={**sizes, "hidden_size": 16, "mask_input_channels": 4},
+        mask_decoder_config=decoder,
+    )
+    image_processor = SamImageProcessor(size={"longest_edge": 64}, pad_size=_SQUARE)
+    return SamModel(config), SamProcessor(image_processor)
+
+
+def sam2() -> tuple:
+    backbone = {
+        "hidden_size": 8,
+        "image_size": [64, 64],
+        "window_positional_embedding_background_size": [4, 4],
+        "blocks_per_stage": [1, 1, 2, 1],
+        "embed_dim_per_stage": [8, 16, 32, 64],
+        "num_attention_heads_per_stage": [1, 1, 2, 2],
+        "window_size_per_stage": [4] * 4,
+        "global_attention_blocks": [3],
+        "model_type": "sam2_hiera_det_model",
+    }
+    vision = {
+        "backbone_config": backbone,
+        "backbone_channel_list": [64, 32, 16, 8],
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        "fpn_hidden_size": 16,
+    }
+    decoder = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "mlp_dim": 16}
+    config = Sam2Config(
+        vision_config=vision,
+        prompt_encoder_config={"image_size": 64, "hidden_size": 16, "mask_input_channels": 4},
+        mask_decoder_config={**decoder, "iou_head_hidden_dim": 16},
+    )
+    return Sam2Model(config), Sam2Processor(Sam2ImageProcessor(size=_SQUARE, mask_size=None))
+
+
+SEGMENTERS = {"sam": sam, "sam2": sam2}
+
+
+def save(name: str, folder: Path) -> Path:
+    """Write one of `MAKERS` or `SEGMENTERS` to a folder."""
     torch.manual_seed(0)
-    model, processor = MAKERS[name]()
+    model, processor = {**MAKERS, **SEGMENTERS}[name]()
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
