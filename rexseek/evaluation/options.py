@@ -27,7 +27,8 @@ Rows = Annotated[
     typer.Option(min=1, help="Size of the data set: with strict, rows missing from it are misses."),
 ]
 CandidateFile = Annotated[
-    Path | None, typer.Option(help="JSONL with id and candidate_boxes, to judge instead of the annotations'.")
+    Path | None,
+    typer.Option(help="A detector's JSONL (image_name, boxes_xyxy_px), in place of the annotations' boxes."),
 ]
 Source = Annotated[
     str,

@@ -11,11 +11,18 @@ from rexseek.data.readers.humanref import KEYS
 from rexseek.data.readers.report import image_size
 from rexseek.evaluation.ablations import Ablation
 from rexseek.evaluation.prediction_files import checkpoint_fingerprint, file_sha256, write_meta
-from rexseek.evaluation.questions import BATCH_SIZE, Question, Row, Run, predict_questions
+from rexseek.evaluation.questions import (
+    BATCH_SIZE,
+    MAX_CANDIDATES,
+    Question,
+    Row,
+    Run,
+    detections_meta,
+    predict_questions,
+    with_detections,
+)
 from rexseek.predictor import Referral, RexSeekPredictor
 from rexseek.tokens import check_plain_text
-
-MAX_CANDIDATES = 100  # the protocol of the published numbers: the first 100 of the annotation
 
 
 def predict_humanref(
@@ -25,10 +32,11 @@ def predict_humanref(
     images: Path,
     output: Path,
     *,
+    candidates: Path | None = None,
     ablation: Ablation | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> dict[str, int]:
-    """Answer every annotation that has no line in `output` yet; candidates come from the annotations.
+    """Answer every annotation that has no line in `output` yet.
 
     A line holds `id, extracted_predictions, status, text, scores, rejection_probability, candidates`. A
     rejection is `[[]]` (the released script cannot read a leading `[]`), a malformed answer `[]`. See
@@ -40,19 +48,23 @@ def predict_humanref(
         annotations: HumanRef JSONL.
         images: folder of the images.
         output: predictions JSONL.
+        candidates: a detector's boxes (see `with_detections`), in place of the annotations'.
         ablation: what to ask in place of the expressions; lines then hold `ablation` (its kind) and the
             `expression` that was asked.
         batch_size: images asked at once.
 
     Returns:
-        Numbers of lines written by status, of lines kept from before (`resumed`), of candidates beyond the
-        first 100 (`dropped_candidates`) and answers lost with them (`unreachable_answers`); of all processes.
+        Numbers of lines written by status, of lines kept from before (`resumed`), of candidates beyond an
+        image's first 100 (`dropped_candidates`) and of answers that no candidate reaches with IoU 0.5
+        (`unreachable_answers`); of all processes.
 
     Raises:
         ValueError: a wrong annotation, a missing image, or `output` belongs to another run.
     """
     questions = humanref_questions(annotations, images)
     meta = run_meta(checkpoint, annotations)
+    if candidates is not None:
+        questions, meta = with_detections(questions, candidates), meta | detections_meta(candidates)
     return predict_questions(predictor, questions, Run(output, meta, "id", _prediction, batch_size, ablation))
 
 
@@ -62,7 +74,7 @@ def humanref_questions(annotations: Path, images: Path) -> list[Question]:
     for line, row in read_annotations(annotations, images):
         where = f"{annotations}, line {line}: id {row['id']!r}"
         boxes = row["candidate_boxes"]
-        kept, dropped = boxes[:MAX_CANDIDATES], boxes[MAX_CANDIDATES:]
+        kept, dropped = boxes[:MAX_CANDIDATES], max(0, len(boxes) - MAX_CANDIDATES)
         image = images / row["image_name"]
         answers = row["answer_boxes"]
         questions.append(Question(row["id"], where, image, row["referring"], kept, dropped, answers, row))
@@ -72,12 +84,18 @@ def humanref_questions(annotations: Path, images: Path) -> list[Question]:
 def run_meta(checkpoint: Path, annotations: Path) -> Row:
     """What was predicted with what; only a run with the same is continued."""
     return {
-        "annotations": annotations.name,
-        "annotations_sha256": file_sha256(annotations),
+        **_annotations_meta(annotations),
         "checkpoint": str(checkpoint),
         "checkpoint_fingerprint": checkpoint_fingerprint(checkpoint),
-        "candidates": "annotations",
         "max_candidates": MAX_CANDIDATES,
+    }
+
+
+def _annotations_meta(annotations: Path) -> Row:
+    return {
+        "annotations": annotations.name,
+        "annotations_sha256": file_sha256(annotations),
+        "candidates": "annotations",
     }
 
 
@@ -94,22 +112,13 @@ def _prediction(question: Question, referral: Referral) -> Row:
         "text": referral.text,
         "scores": [float(score) for score in referral.scores],
         "rejection_probability": float(referral.rejection_probability),
-        "candidates": "annotations",
     }
 
 
 def write_baseline(annotations: Path, output: Path) -> int:
     """Write the paper's baseline, every candidate box for every expression; returns the number of lines."""
     rows = [row for _, row in read_annotations(annotations)]
-    write_meta(
-        output,
-        {
-            "annotations": annotations.name,
-            "annotations_sha256": file_sha256(annotations),
-            "checkpoint": "all persons",
-            "candidates": "annotations",
-        },
-    )
+    write_meta(output, {**_annotations_meta(annotations), "checkpoint": "all persons"})
     with output.open("w", encoding="utf-8", newline="\n") as file:
         for prediction in all_persons(rows):
             file.write(json.dumps(prediction) + "\n")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rexseek.evaluation.ablations import Ablation
-from rexseek.evaluation.options import Ablate, BatchSize, Required, Rewrites, Seed
+from rexseek.evaluation.options import Ablate, BatchSize, CandidateFile, Required, Rewrites, Seed
 from rexseek.evaluation.questions import BATCH_SIZE, load_predictor, processes
 
 
@@ -16,17 +16,18 @@ def predict_command(predict: Callable[..., Any]) -> Callable[..., None]:
         annotations: Required,
         images: Required,
         output: Required,
+        candidates: CandidateFile = None,
         batch_size: BatchSize = BATCH_SIZE,
         ablate: Ablate = None,
         seed: Seed = 0,
         rewrites: Rewrites = None,
     ) -> None:
-        """Let a checkpoint choose among the annotations' candidates; continues what an earlier call began.
+        """Let a checkpoint choose among candidates; continues what an earlier call began.
 
         Under `accelerate launch` the processes share the images.
         """
         ablation = Ablation.from_options(ablate, seed, rewrites)
-        options = {"ablation": ablation, "batch_size": batch_size}
+        options = {"candidates": candidates, "ablation": ablation, "batch_size": batch_size}
         predict(load_predictor(checkpoint), checkpoint, annotations, images, output, **options)
         processes().destroy_process_group()
 

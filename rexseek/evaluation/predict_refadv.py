@@ -6,14 +6,24 @@ from rexseek.boxes import validate_boxes_xyxy_px
 from rexseek.data.jsonl import read_jsonl
 from rexseek.data.readers.report import image_size
 from rexseek.evaluation.ablations import Ablation
-from rexseek.evaluation.predict import MAX_CANDIDATES, run_meta
-from rexseek.evaluation.questions import BATCH_SIZE, Question, Row, Run, predict_questions
+from rexseek.evaluation.predict import run_meta
+from rexseek.evaluation.questions import (
+    BATCH_SIZE,
+    MAX_CANDIDATES,
+    Question,
+    Row,
+    Run,
+    detections_meta,
+    predict_questions,
+    with_detections,
+)
 from rexseek.metrics.refadv import box_iou, distractor_count
 from rexseek.metrics.refadv_answers import NO_BOX
 from rexseek.predictor import Referral, RexSeekPredictor
 from rexseek.tokens import check_plain_text
 
-KEYS = ("file_name", "normal_caption", "gt_bbox_xyxy")
+KEYS = ("file_name", "normal_caption")
+ANSWER_KEYS = ("gt_bbox_xyxy", "solution")  # in prediction files, in the data set
 COPIED = ("image_source", "human_authored", "use_negation")
 
 
@@ -24,6 +34,7 @@ def predict_refadv(
     images: Path,
     output: Path,
     *,
+    candidates: Path | None = None,
     ablation: Ablation | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> dict[str, int]:
@@ -34,15 +45,18 @@ def predict_refadv(
     malformed answer has none and `no_bbox_found`.
 
     Args:
-        annotations: JSONL with `file_name, normal_caption, gt_bbox_xyxy`, `candidate_boxes` (a detector's,
-            xyxy pixels), optionally `row_idx` (default: the row's number from 0), `distractor_count` or
+        annotations: JSONL with `file_name, normal_caption`, the answer as `gt_bbox_xyxy` or (the data set's
+            own name) `solution`, `candidate_boxes` (a detector's, xyxy pixels; not needed with
+            `candidates`), optionally `row_idx` (default: the row's number from 0), `distractor_count` or
             `distractors`, and `image_source, human_authored, use_negation`.
 
     Raises:
         ValueError: a wrong annotation, a missing image, or `output` belongs to another run.
     """
-    questions = refadv_questions(annotations, images)
+    questions = refadv_questions(annotations, images, candidates_needed=candidates is None)
     meta = {**run_meta(checkpoint, annotations), "benchmark": "Ref-Adv"}
+    if candidates is not None:
+        questions, meta = with_detections(questions, candidates), meta | detections_meta(candidates)
 
     def to_line(question: Question, referral: Referral) -> Row:
         return _prediction(question, referral, str(checkpoint))
@@ -64,6 +78,9 @@ def refadv_questions(annotations: Path, images: Path, candidates_needed: bool = 
     for number, (line, row) in enumerate(read_jsonl(annotations)):
         where = f"{annotations}, line {line}"
         missing = [key for key in keys if key not in row]
+        answer_key = next((key for key in ANSWER_KEYS if key in row), None)
+        if answer_key is None:
+            missing.append(" or ".join(ANSWER_KEYS))
         if missing:
             raise ValueError(f"{where}: has no {', '.join(map(repr, missing))}; it has {', '.join(row)}")
         row_idx = row.get("row_idx", number)
@@ -77,12 +94,12 @@ def refadv_questions(annotations: Path, images: Path, candidates_needed: bool = 
         size = image_size(image, where)
         if not isinstance(boxes, list):
             raise ValueError(f"{where}: candidate_boxes is {boxes!r}, expected a list of boxes")
-        kept, dropped = boxes[:MAX_CANDIDATES], boxes[MAX_CANDIDATES:]
+        kept, dropped = boxes[:MAX_CANDIDATES], max(0, len(boxes) - MAX_CANDIDATES)
         validate_boxes_xyxy_px(kept, *size, f"{where}: candidate_boxes")
-        validate_boxes_xyxy_px([row["gt_bbox_xyxy"]], *size, f"{where}: gt_bbox_xyxy")
+        answers = [row[answer_key]]
+        validate_boxes_xyxy_px(answers, *size, f"{where}: {answer_key}")
         where = f"{where}: row_idx {row_idx}"
-        answers, caption = [row["gt_bbox_xyxy"]], row["normal_caption"]
-        questions.append(Question(row_idx, where, image, caption, kept, dropped, answers, row))
+        questions.append(Question(row_idx, where, image, row["normal_caption"], kept, dropped, answers, row))
     if not questions:
         raise ValueError(f"{annotations}: holds no annotations")
     return questions
@@ -95,8 +112,8 @@ def refadv_line(question: Question, box: list[float], parse_error: str, model: s
         box: the first one, xyxy pixels; [] if there is none.
         parse_error: why an answer could not be read; "" if it was.
     """
-    annotation = question.row
-    iou = box_iou(box, annotation["gt_bbox_xyxy"])
+    annotation, answer = question.row, question.answers[0]
+    iou = box_iou(box, answer)
     assert iou is not None  # both are boxes, or nothing was predicted
     distractors = annotation.get("distractor_count", annotation.get("distractors"))
     return {
@@ -105,7 +122,7 @@ def refadv_line(question: Question, box: list[float], parse_error: str, model: s
         "normal_caption": annotation["normal_caption"],
         **{key: annotation.get(key) for key in COPIED},
         "distractor_count": distractor_count(distractors),
-        "gt_bbox_xyxy": annotation["gt_bbox_xyxy"],
+        "gt_bbox_xyxy": answer,
         "pred_box_xyxy_first": box,
         "first_iou": iou,
         "first_hit": iou >= 0.5,
@@ -128,5 +145,4 @@ def _prediction(question: Question, referral: Referral, model: str) -> Row:
         "text": referral.text,
         "scores": scores,
         "rejection_probability": float(referral.rejection_probability),
-        "candidates": "annotations",
     }

@@ -10,9 +10,12 @@ import glob
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from rexseek.data.jsonl import read_jsonl
 
@@ -75,6 +78,22 @@ def open_run(output: Path, meta: Meta, order: Sequence[Any], id_key: str) -> Non
         reasons = "; ".join(f"{key} was {before.get(key)!r}, is {meta.get(key)!r}" for key in changed)
         raise ValueError(f"{output} belongs to another run ({reasons}); choose another output or delete it")
     join_parts(output, order, id_key)
+
+
+@contextmanager
+def sole_run(output: Path) -> Iterator[None]:
+    """Nobody else writes into `output` meanwhile. The lock goes with the process, however it ends.
+
+    Raises:
+        ValueError: another run does.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    lock = output.with_name(f"{output.name}.lock")
+    try:
+        with FileLock(lock, timeout=0):
+            yield
+    except Timeout as error:
+        raise ValueError(f"{output}: another run is writing it (it holds {lock})") from error
 
 
 def answered(output: Path, id_key: str) -> set[Any]:

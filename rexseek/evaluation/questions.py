@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -28,13 +29,25 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from rexseek.boxes import iou_matrix, validate_boxes_xyxy_px
+from rexseek.data.candidates import detections_of, read_detections
+from rexseek.data.readers.report import image_size
 from rexseek.evaluation.ablations import Ablation
-from rexseek.evaluation.prediction_files import answered, join_parts, open_run, part_path
+from rexseek.evaluation.prediction_files import (
+    answered,
+    file_sha256,
+    join_parts,
+    open_run,
+    part_path,
+    sole_run,
+)
 from rexseek.predictor import Referral, RexSeekPredictor
 
 logger = logging.getLogger(__name__)
 
 BATCH_SIZE = 8
+MAX_CANDIDATES = 100  # the protocol of the published numbers: an image's first 100
+_REACHED_IOU = 0.5  # from which a candidate stands for an answer
 _PATIENCE = timedelta(days=7)  # processes that are done wait for the slowest
 
 Row = dict[str, Any]
@@ -49,8 +62,8 @@ class Question:
         where: file, line and id, for messages.
         image: file.
         expression: what is asked.
-        candidates: boxes xyxy pixels as annotated, the first 100.
-        dropped: the others.
+        candidates: boxes xyxy pixels as they are in their file, the first 100.
+        dropped: how many more there were.
         answers: annotated answer boxes.
         row: the annotation.
     """
@@ -60,9 +73,14 @@ class Question:
     image: Path
     expression: str
     candidates: list[list[float]]
-    dropped: list[list[float]]
+    dropped: int
     answers: list[list[float]]
     row: Row
+
+    @property
+    def image_name(self) -> str:
+        """As the annotation has it."""
+        return self.row["image_name" if "image_name" in self.row else "file_name"]
 
 
 @dataclass(frozen=True)
@@ -89,19 +107,52 @@ class Run:
         if self.batch_size < 1:
             raise ValueError(f"batch size: expected at least 1, got {self.batch_size}")
 
-    def asked(self, question: Question) -> Question:
-        """The question as it is asked."""
-        if self.ablation is None:
-            return question
-        text = self.ablation.expression(question.id, question.expression, question.where)
-        return replace(question, expression=text)
-
     def line(self, question: Question, referral: Referral) -> str:
         """The line to write."""
-        row = self.to_line(question, referral)
-        if self.ablation is not None:
-            row = {**row, "ablation": self.ablation.kind, "expression": question.expression}
-        return json.dumps(row, ensure_ascii=False) + "\n"
+        row = {**self.to_line(question, referral), "candidates": self.meta["candidates"]}
+        return json.dumps({**row, **ablation_fields(self.ablation, question)}, ensure_ascii=False) + "\n"
+
+
+def ablated(questions: Sequence[Question], ablation: Ablation | None) -> list[Question]:
+    """The questions as they are asked."""
+    if ablation is None:
+        return list(questions)
+    return [
+        replace(question, expression=ablation.expression(question.id, question.expression, question.where))
+        for question in questions
+    ]
+
+
+def ablation_fields(ablation: Ablation | None, question: Question) -> Row:
+    """What a line says of an ablation, for a question of `ablated`."""
+    return {} if ablation is None else {"ablation": ablation.kind, "expression": question.expression}
+
+
+def with_detections(questions: Sequence[Question], detections: Path) -> list[Question]:
+    """The questions with a detector's boxes in place of the annotations', the first 100 of an image.
+
+    Args:
+        detections: JSONL, see `rexseek.data.candidates.read_detections`.
+
+    Raises:
+        ValueError: of an image there is no line, or boxes that cannot be its.
+    """
+    found, result = read_detections(detections), []
+    for question in questions:
+        boxes = detections_of(found, question.image_name, question.where)
+        kept = [list(box) for box in boxes[:MAX_CANDIDATES]]
+        size = image_size(question.image, question.where)
+        validate_boxes_xyxy_px(kept, *size, f"{detections}, {question.where}: boxes_xyxy_px")
+        result.append(replace(question, candidates=kept, dropped=len(boxes) - len(kept)))
+    return result
+
+
+def detections_meta(detections: Path) -> Row:
+    """What a run notes of a detector's file."""
+    return {
+        "candidates": f"detector's file {detections.name}",
+        "candidates_sha256": file_sha256(detections),
+    }
 
 
 def processes() -> PartialState:
@@ -121,8 +172,16 @@ def predict_questions(predictor: RexSeekPredictor, questions: Sequence[Question]
     Returns:
         Counts as in `predict_humanref`, the same in every process.
     """
-    state, order = processes(), [question.id for question in questions]
-    questions = [run.asked(question) for question in questions]
+    state = processes()
+    questions = ablated(questions, run.ablation)
+    with sole_run(run.output) if state.is_main_process else nullcontext():
+        return _predict(predictor, questions, run, state)
+
+
+def _predict(
+    predictor: RexSeekPredictor, questions: Sequence[Question], run: Run, state: PartialState
+) -> dict[str, int]:
+    order = [question.id for question in questions]
     if state.is_main_process:
         ablation = None if run.ablation is None else run.ablation.record()
         open_run(run.output, {**run.meta, "ablation": ablation}, order, run.id_key)
@@ -173,7 +232,7 @@ def answer_share(
                     file.write(run.line(question, referral))
                     counts.update(_count(question, referral))
                 file.flush()
-                counts["dropped_candidates"] += len(group[0].dropped)
+                counts["dropped_candidates"] += group[0].dropped
             progress.advance(task, len(batch))
     return counts
 
@@ -201,7 +260,10 @@ def _ask(
 
 
 def _count(question: Question, referral: Referral) -> Counter[str]:
-    lost = sum(box in question.dropped and box not in question.candidates for box in question.answers)
+    lost = len(question.answers)
+    if question.answers and question.candidates:
+        best = iou_matrix(question.answers, question.candidates).max(axis=1)  # [answers]
+        lost = int((best < _REACHED_IOU).sum())
     return Counter({referral.status: 1, "unreachable_answers": lost})
 
 

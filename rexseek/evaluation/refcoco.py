@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rexseek.data.candidates import detections_of, read_detections
 from rexseek.evaluation.ablations import ablation_text
 from rexseek.evaluation.files import located, markdown_table, names_of, read_rows, write_results
 from rexseek.evaluation.prediction_files import file_sha256, read_meta
@@ -31,7 +32,8 @@ def score_refcoco(
     Args:
         annotations: JSONL in HumanRef's schema with one answer box and a `split` a line.
         predictions: JSONL files in HumanRef's form, one for each model.
-        candidates: JSONL with `id` and `candidate_boxes`, to judge instead of the annotations'.
+        candidates: a detector's boxes, to judge instead of the annotations'; see
+            `rexseek.data.candidates.read_detections`.
 
     Returns:
         The content of `metrics.json` by name.
@@ -46,11 +48,17 @@ def score_refcoco(
 
 
 def _score_file(annotations: Path, predictions: Path, candidates: Path | None) -> dict[str, Any]:
-    files = {"annotation": annotations, "prediction": predictions, "candidates": candidates or annotations}
+    files = {"annotation": annotations, "prediction": predictions}
     read = {kind: read_rows(path) for kind, path in files.items()}
-    shown = None if candidates is None else read["candidates"][1]
+    lines, rows = read["annotation"]
+    if candidates is not None:
+        found, places = read_detections(candidates), [f"{annotations}, line {line}" for line in lines]
+        rows = [
+            {**row, "candidate_boxes": detections_of(found, row.get("image_name"), place)}
+            for place, row in zip(places, rows, strict=True)
+        ]
     try:
-        result = score(read["annotation"][1], read["prediction"][1], shown)
+        result = score(rows, read["prediction"][1])
     except RowError as error:
         raise located(error, files[error.kind], read[error.kind][0]) from error
     return {
@@ -58,7 +66,7 @@ def _score_file(annotations: Path, predictions: Path, candidates: Path | None) -
         "annotations_sha256": file_sha256(annotations),
         "predictions": predictions.name,
         "predictions_sha256": file_sha256(predictions),
-        "candidates": "annotations" if candidates is None else candidates.name,
+        "candidates": "annotations" if candidates is None else f"detector's file {candidates.name}",
         "ablation": read_meta(predictions).get("ablation"),
         **result.to_dict(),
     }

@@ -63,9 +63,7 @@ class RefCocoResult:
         return block
 
 
-def score(
-    annotations: Sequence[Row], predictions: Sequence[Row], candidates: Sequence[Row] | None = None
-) -> RefCocoResult:
+def score(annotations: Sequence[Row], predictions: Sequence[Row]) -> RefCocoResult:
     """Score predictions against annotations.
 
     Args:
@@ -73,7 +71,6 @@ def score(
             pixels) and, if the candidates are to be judged, `candidate_boxes`.
         predictions: rows with `id`, `extracted_predictions` (boxes; `[]` or `[[]]` for none) and optionally
             `scores` and `status`, as for HumanRef.
-        candidates: rows with `id` and `candidate_boxes`, in place of those of the annotations.
 
     Raises:
         RowError: (a ValueError) a row that cannot be meant.
@@ -104,7 +101,7 @@ def score(
         "empty": sum(not boxes for boxes in values),
     }
     splits = tuple(str(row["split"]) for row in annotations)
-    return RefCocoResult(splits, np.array(ious), _ceilings(annotations, answers, candidates), missing, counts)
+    return RefCocoResult(splits, np.array(ious), _ceilings(annotations, answers), missing, counts)
 
 
 def _check_ids(kind: str, rows: Sequence[Row], keys: Sequence[str]) -> None:
@@ -132,18 +129,13 @@ def _first(index: int, row: Row, boxes: Sequence[Any]) -> Any | None:
     return boxes[int(np.argmax(scores))]
 
 
-def _ceilings(
-    annotations: Sequence[Row], answers: np.ndarray, candidates: Sequence[Row] | None
-) -> np.ndarray | None:
-    if candidates is None:
-        if any("candidate_boxes" not in row for row in annotations):
-            return None
-        candidates = annotations
-    _check_ids("candidates", candidates, ("candidate_boxes",))
-    finite_boxes("candidates", candidates, [row["candidate_boxes"] for row in candidates], 4)
-    boxes_of = {row["id"]: row["candidate_boxes"] for row in candidates}
+def _ceilings(annotations: Sequence[Row], answers: np.ndarray) -> np.ndarray | None:
+    if any("candidate_boxes" not in row for row in annotations):
+        return None
+    candidates = [row["candidate_boxes"] for row in annotations]
+    finite_boxes("annotation", annotations, candidates, 4)
     best = [
-        iou_matrix([answer], boxes_of[row["id"]]).max() if boxes_of.get(row["id"]) else 0.0
-        for row, answer in zip(annotations, answers, strict=True)
+        iou_matrix([answer], boxes).max() if boxes else 0.0
+        for boxes, answer in zip(candidates, answers, strict=True)
     ]
     return np.array(best, dtype=np.float64)

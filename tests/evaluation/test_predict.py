@@ -11,7 +11,7 @@ from PIL import Image
 
 from rexseek.data.jsonl import read_jsonl
 from rexseek.evaluation.predict import predict_humanref, write_baseline
-from rexseek.evaluation.prediction_files import meta_path, part_path
+from rexseek.evaluation.prediction_files import meta_path, part_path, sole_run
 
 BOXES = [[0, 0, 20, 10], [30.25, 0, 50.1, 10], [60, 0, 80, 10]]
 
@@ -145,6 +145,35 @@ def test_first_hundred_candidates(place: Place) -> None:
     counts = place.predict(predictor)
     assert predictor.asked == [("a.png", 100, ["left"])]
     assert (counts["dropped_candidates"], counts["unreachable_answers"]) == (3, 1)
+
+
+def test_candidates_of_a_detector(place: Place) -> None:
+    found = [[5, 0, 15, 10], [0, 0, 19, 10]]  # IoU 0.5 and 0.95 with the first box
+    detections = place.folder / "detections.jsonl"
+    lines = [{"image_name": "a.png", "boxes_xyxy_px": found}, {"image_name": "b.png", "boxes_xyxy_px": []}]
+    detections.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    predictor = FirstTwo()
+    counts = place.predict(predictor, candidates=detections)
+    assert predictor.asked == [("a.png", 2, ["left", "noise", "one"]), ("b.png", 0, ["nobody"])]
+    assert place.lines()[0]["extracted_predictions"] == [found[1], found[0]]
+    assert {line["candidates"] for line in place.lines()} == {"detector's file detections.jsonl"}
+    assert counts["unreachable_answers"] == 1  # of b.png
+    with pytest.raises(ValueError, match=r"belongs to another run .*candidates was"):
+        place.predict(FirstTwo())
+    place.output = place.folder / "other.jsonl"
+    for change, message in (
+        ({"boxes_xyxy_px": [[0, 0, 500, 10]]}, r"detections.jsonl, .*line 2: id 2: boxes_xyxy_px: box 0"),
+        ({"image_name": "c.png"}, r"line 2: id 2: expected detections of 'b.png', the file .* has none"),
+    ):
+        detections.write_text(f"{json.dumps(lines[0])}\n{json.dumps(lines[1] | change)}\n")
+        with pytest.raises(ValueError, match=message):
+            place.predict(FirstTwo(), candidates=detections)
+
+
+def test_two_runs_at_once_are_refused(place: Place) -> None:
+    with sole_run(place.output), pytest.raises(ValueError, match="another run is writing it"):
+        place.predict(FirstTwo())
+    assert place.predict(FirstTwo())["found"] == 2
 
 
 def test_no_candidates(place: Place) -> None:

@@ -46,7 +46,7 @@ class Stub:
 
 def questions(images: int, each: int = 1) -> list[Question]:
     return [
-        Question(number, f"line {number}", Path(f"{number // each}.png"), "a b c", BOXES, [], [], {})
+        Question(number, f"line {number}", Path(f"{number // each}.png"), "a b c", BOXES, 0, [], {})
         for number in range(images * each)
     ]
 
@@ -55,7 +55,7 @@ def run_into(folder: Path, batch_size: int = 8) -> Run:
     def to_line(question: Question, referral: Any) -> dict[str, Any]:
         return {"id": question.id, "text": referral.text}
 
-    return Run(folder / "p.jsonl", {}, "id", to_line, batch_size)
+    return Run(folder / "p.jsonl", {"candidates": "annotations"}, "id", to_line, batch_size)
 
 
 def ids(path: Path) -> list[int]:

@@ -125,6 +125,17 @@ def test_predictions_have_the_authors_form(place: Path) -> None:
         assert (result["hits75"], result["refused"], result["parse_fail"]) == (1, 1, 1)
 
 
+def test_rows_as_the_data_set_has_them(place: Path) -> None:
+    predict(place)
+    expected = (place / "P.jsonl").read_bytes()
+    rows = [row for _, row in read_jsonl(place / "A.jsonl")]
+    write(place / "A.jsonl", [{**row, "solution": row.pop("gt_bbox_xyxy")} for row in rows])
+    (place / "P.jsonl").unlink()
+    (place / "P.jsonl.meta.json").unlink()
+    predict(place)
+    assert (place / "P.jsonl").read_bytes() == expected
+
+
 def test_prediction_resumes(place: Path) -> None:
     predict(place)
     whole = (place / "P.jsonl").read_bytes()
@@ -148,6 +159,7 @@ def test_ablated_predictions_are_scored_like_any_other(place: Path) -> None:
     [
         ({"row_idx": 1}, "line 3: row_idx 2|line 2: row_idx 1|row_idx 1, expected"),
         ({"candidate_boxes": [[0.1, 0.1, 0.5, 0.5]]}, "line 1: candidate_boxes: box 0: .* normalised"),
+        ({"gt_bbox_xyxy": [0, 0, 500, 10]}, "line 1: gt_bbox_xyxy: box 0"),
         ({"gt_bbox_xyxy": None}, "line 1: gt_bbox_xyxy"),
         ({"candidate_boxes": None}, "line 1: candidate_boxes is None"),
         ({"normal_caption": "<image>"}, "line 1: normal_caption"),

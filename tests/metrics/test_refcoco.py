@@ -15,7 +15,8 @@ TIGHT, LOOSE, HALF = [0, 0, 100, 90], [0, 0, 100, 75], [0, 0, 100, 50]  # IoU ex
 
 
 def annotation(id_: int, split: str = "refcoco val", **more: Any) -> dict[str, Any]:
-    return {"id": id_, "split": split, "answer_boxes": [ANSWER], "candidate_boxes": [TIGHT, HALF], **more}
+    row = {"id": id_, "image_name": "a.png", "split": split, "answer_boxes": [ANSWER]}
+    return {**row, "candidate_boxes": [TIGHT, HALF], **more}
 
 
 def prediction(id_: int, *boxes: list[float], **more: Any) -> dict[str, Any]:
@@ -43,10 +44,10 @@ def test_splits_thresholds_and_ceiling() -> None:
     assert [result["counts"][kind] for kind in ("missing", "malformed", "empty", "unknown")] == [1, 1, 1, 0]
 
 
-def test_candidates_of_a_detector() -> None:
-    found = [{"id": 1, "candidate_boxes": [HALF]}, {"id": 2, "candidate_boxes": []}]
-    block = score(ANNOTATIONS, PREDICTIONS, found).to_dict()["splits"]["refcoco val"]
-    assert (block["reachable50"], block["reachable75"]) == (1, 0)
+def test_the_candidates_recall() -> None:
+    found = [{**ANNOTATIONS[0], "candidate_boxes": [HALF]}, {**ANNOTATIONS[1], "candidate_boxes": []}]
+    block = score([*found, *ANNOTATIONS[2:]], PREDICTIONS).to_dict()["splits"]["refcoco val"]
+    assert (block["reachable50"], block["reachable75"]) == (3, 2)
     bare = [{key: row[key] for key in ("id", "split", "answer_boxes")} for row in ANNOTATIONS]
     assert "reachable50" not in score(bare, PREDICTIONS).to_dict()["splits"]["refcoco val"]
 
@@ -75,12 +76,16 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 def test_report(tmp_path: Path) -> None:
     annotations = write(tmp_path / "a.jsonl", ANNOTATIONS)
     predictions = write(tmp_path / "p.jsonl", PREDICTIONS)
-    candidates = write(tmp_path / "detector.jsonl", [{"id": 1, "candidate_boxes": [HALF]}])
+    boxes = [{"image_name": "a.png", "boxes_xyxy_px": [HALF]}]
+    candidates = write(tmp_path / "detector.jsonl", boxes)
     score_refcoco(annotations, [predictions], tmp_path / "out", names=["ours"], candidates=candidates)
     table = (tmp_path / "out/table.md").read_text()
-    assert "| refcoco val | ours | 4 | 2 = 50.0 [" in table and "| 25.0 | 0.0 | 0.0 |" in table
-    assert "- ours: candidates: detector.jsonl; lines: annotations 5, predictions 4, missing 1" in table
+    assert "| refcoco val | ours | 4 | 2 = 50.0 [" in table and "| 100.0 | 0.0 | 0.0 |" in table
+    assert (
+        "- ours: candidates: detector's file detector.jsonl; lines: annotations 5, predictions 4, missing 1"
+        in table
+    )
     assert json.loads((tmp_path / "out/metrics.json").read_text())["splits"]["refcoco val"]["hits90"] == 1
-    write(candidates, [{"id": 1, "candidate_boxes": [[5, 5]]}])
-    with pytest.raises(ValueError, match=r"detector.jsonl, line 1, id 1: box 0"):
+    write(candidates, [{"image_name": "b.png", "boxes_xyxy_px": [HALF]}])
+    with pytest.raises(ValueError, match=r"a.jsonl, line 1: expected detections of 'a.png'"):
         score_refcoco(annotations, [predictions], tmp_path, candidates=candidates)

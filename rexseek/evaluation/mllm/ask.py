@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rexseek.evaluation.ablations import Ablation
 from rexseek.evaluation.mllm.backend import BackendError, ChatBackend, Reply
 from rexseek.evaluation.mllm.convention import Convention
 from rexseek.evaluation.mllm.marks import Candidates, draw_marks
@@ -22,12 +23,14 @@ class Way:
         parser: "official" or "tolerant", see `read_reply`.
         may_be_nothing: whether the question says that nothing may fit.
         follow_up: whether to ask once more after an answer that cannot be read.
+        ablation: what is asked in place of the expressions.
     """
 
     prompt: str
     parser: str
     may_be_nothing: bool
     follow_up: bool
+    ablation: Ablation | None = None
 
 
 @dataclass(frozen=True)

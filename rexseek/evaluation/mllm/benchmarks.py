@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rexseek.evaluation.ablations import Ablation
 from rexseek.evaluation.mllm.ask import Asked, Way
 from rexseek.evaluation.mllm.marks import ANNOTATIONS, Candidates
 from rexseek.evaluation.mllm.run import Model, ask_all
@@ -17,7 +18,14 @@ FAILED_BOX, FAILED_POINT = [0, 0, 0, 0], [-1, -1]
 
 
 def ask_humanref(
-    model: Model, annotations: Path, images: Path, output: Path, *, prompt: str, follow_up: bool
+    model: Model,
+    annotations: Path,
+    images: Path,
+    output: Path,
+    *,
+    prompt: str,
+    follow_up: bool,
+    ablation: Ablation | None = None,
 ) -> dict[str, Any]:
     """Ask for all persons an expression means; read with the tolerant parser.
 
@@ -31,7 +39,7 @@ def ask_humanref(
 
     Returns and raises as `ask_all`.
     """
-    way = Way(prompt, "tolerant", may_be_nothing=True, follow_up=follow_up)
+    way = Way(prompt, "tolerant", may_be_nothing=True, follow_up=follow_up, ablation=ablation)
     meta = {**model.meta(annotations, way), "benchmark": "HumanRef"}
     points = model.convention.answer == "points"
 
@@ -51,7 +59,15 @@ def ask_humanref(
 
 
 def ask_refadv(
-    model: Model, annotations: Path, images: Path, output: Path, *, prompt: str, parser: str, follow_up: bool
+    model: Model,
+    annotations: Path,
+    images: Path,
+    output: Path,
+    *,
+    prompt: str,
+    parser: str,
+    follow_up: bool,
+    ablation: Ablation | None = None,
 ) -> dict[str, Any]:
     """Ask for the one object an expression means; the first box counts.
 
@@ -73,7 +89,7 @@ def ask_refadv(
         raise ValueError(f"{convention.family} answers with points, Ref-Adv needs boxes; try marks")
     if parser not in PARSERS:
         raise ValueError(f"parser {parser!r}, expected one of {', '.join(PARSERS)}")
-    way = Way(prompt, parser, may_be_nothing=False, follow_up=follow_up)
+    way = Way(prompt, parser, may_be_nothing=False, follow_up=follow_up, ablation=ablation)
     meta = {**model.meta(annotations, way), "benchmark": "Ref-Adv"}
     box_format = convention.box_format or "abs_xyxy"
 

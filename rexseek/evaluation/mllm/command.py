@@ -5,12 +5,13 @@ from typing import Annotated
 
 import typer
 
+from rexseek.evaluation.ablations import Ablation
 from rexseek.evaluation.mllm.backend import ChatBackend
 from rexseek.evaluation.mllm.benchmarks import ask_humanref, ask_refadv
 from rexseek.evaluation.mllm.convention import load_convention
 from rexseek.evaluation.mllm.marks import CandidateSource
 from rexseek.evaluation.mllm.run import Model
-from rexseek.evaluation.options import Required
+from rexseek.evaluation.options import Ablate, Required, Rewrites, Seed
 
 Name = Annotated[str, typer.Option("--model", help="The model's name on the server.")]
 Url = Annotated[str, typer.Option(help="Of the server, such as http://localhost:8000/v1.")]
@@ -43,10 +44,15 @@ def humanref(
     max_retries: Retries = 5,
     timeout: Timeout = 180,
     follow_up: FollowUp = True,
+    ablate: Ablate = None,
+    seed: Seed = 0,
+    rewrites: Rewrites = None,
 ) -> None:
     """Ask for all persons; score with eval/humanref.py. The key is read from OPENAI_API_KEY."""
     asked = _model(model, base_url, convention, candidates, concurrency, max_retries, timeout)
-    ask_humanref(asked, annotations, images, output, prompt=prompt, follow_up=follow_up)
+    ablation = Ablation.from_options(ablate, seed, rewrites)
+    options = {"prompt": prompt, "follow_up": follow_up, "ablation": ablation}
+    ask_humanref(asked, annotations, images, output, **options)
 
 
 def refadv(
@@ -63,10 +69,15 @@ def refadv(
     timeout: Timeout = 180,
     follow_up: FollowUp = True,
     parser: Parser = "official",
+    ablate: Ablate = None,
+    seed: Seed = 0,
+    rewrites: Rewrites = None,
 ) -> None:
     """Ask for the first box; score with eval/refadv.py. The key is read from OPENAI_API_KEY."""
     asked = _model(model, base_url, convention, candidates, concurrency, max_retries, timeout)
-    ask_refadv(asked, annotations, images, output, prompt=prompt, parser=parser, follow_up=follow_up)
+    ablation = Ablation.from_options(ablate, seed, rewrites)
+    options = {"prompt": prompt, "parser": parser, "follow_up": follow_up, "ablation": ablation}
+    ask_refadv(asked, annotations, images, output, **options)
 
 
 def _model(

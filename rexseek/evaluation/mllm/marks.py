@@ -83,7 +83,7 @@ class CandidateSource:
         """
         for found in (self.boxes_of, self.segmentations_of):
             if found is not None:
-                detections_of(found, image_name(question), question.where)
+                detections_of(found, question.image_name, question.where)
 
     def of(self, question: Question) -> Candidates:
         """The candidates of a question's image.
@@ -93,18 +93,13 @@ class CandidateSource:
         """
         width, height = image_size(question.image, question.where)
         if self.segmentations_of is not None:
-            masks = detections_of(self.segmentations_of, image_name(question), question.where)
+            masks = detections_of(self.segmentations_of, question.image_name, question.where)
             return _of_masks(masks, width, height, question.where)
         boxes = question.candidates
         if self.boxes_of is not None:
-            boxes = detections_of(self.boxes_of, image_name(question), question.where)
+            boxes = detections_of(self.boxes_of, question.image_name, question.where)
         validate_boxes_xyxy_px(boxes, width, height, f"{question.where}: candidates")
         return Candidates([list(box) for box in boxes])
-
-
-def image_name(question: Question) -> str:
-    """As the annotation has it."""
-    return question.row["image_name" if "image_name" in question.row else "file_name"]
 
 
 def _of_masks(segmentations: Sequence[dict[str, Any]], width: int, height: int, where: str) -> Candidates:

@@ -15,8 +15,15 @@ from rexseek.evaluation.mllm.convention import Convention
 from rexseek.evaluation.mllm.marks import Candidates, CandidateSource
 from rexseek.evaluation.mllm.reading import BACKEND_ERROR
 from rexseek.evaluation.mllm.summary import write_summary
-from rexseek.evaluation.prediction_files import answered, file_sha256, join_parts, open_run, part_path
-from rexseek.evaluation.questions import Question, Row, progress_bar
+from rexseek.evaluation.prediction_files import (
+    answered,
+    file_sha256,
+    join_parts,
+    open_run,
+    part_path,
+    sole_run,
+)
+from rexseek.evaluation.questions import Question, Row, ablated, ablation_fields, progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +62,7 @@ class Model:
             "parser": way.parser,
             "follow_up": way.follow_up,
             "candidates": self.candidates_name(),
+            "ablation": None if way.ablation is None else way.ablation.record(),
         }
 
 
@@ -87,28 +95,37 @@ def ask_all(
     """
     model.convention.question(way.prompt, "", way.may_be_nothing, 0)  # refuses an unknown prompt
     order = [question.id for question in questions]
-    open_run(output, meta, order, id_key)
-    _drop_backend_errors(output)
-    done = answered(output, id_key)
-    waiting = [question for question in questions if question.id not in done]
+    with sole_run(output):
+        open_run(output, meta, order, id_key)
+        _drop_backend_errors(output)
+        done = answered(output, id_key)
+        waiting = ablated([question for question in questions if question.id not in done], way.ablation)
+        try:
+            _write_answers(model, way, waiting, output, to_line)
+        finally:
+            join_parts(output, order, id_key)
+    return write_summary(output, meta, model.convention.price_per_million)
+
+
+def _write_answers(
+    model: Model, way: Way, questions: Sequence[Question], output: Path, to_line: ToLine
+) -> None:
+    """Ask the questions and append their lines to the part of `output`."""
     uses_marks = model.convention.answer == "marks"
     if uses_marks:
-        for question in waiting:
+        for question in questions:
             model.source.require(question)
 
     def answer(question: Question) -> Row:
         candidates = model.source.of(question) if uses_marks else None
         asked = ask(model.backend, model.convention, way, question.image, question.expression, candidates)
-        return {**to_line(question, asked, candidates), **asked.record(), "candidates": meta["candidates"]}
+        own = {**asked.record(), "candidates": model.candidates_name()}
+        return {**to_line(question, asked, candidates), **own, **ablation_fields(way.ablation, question)}
 
-    try:
-        with part_path(output, 0, 1).open("a", encoding="utf-8", newline="\n") as file:
-            for line in _answers(answer, waiting, model.concurrency):
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-                file.flush()
-    finally:
-        join_parts(output, order, id_key)
-    return write_summary(output, meta, model.convention.price_per_million)
+    with part_path(output, 0, 1).open("a", encoding="utf-8", newline="\n") as file:
+        for line in _answers(answer, questions, model.concurrency):
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.flush()
 
 
 def _answers(

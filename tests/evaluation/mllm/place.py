@@ -74,7 +74,7 @@ class Place:
             convention = load_convention(CONFIGS / f"{convention}.yaml")
         backend = ChatBackend(stub.url, "stub", convention.generation, 10.0, fields["retries"])
         model = Model(backend, convention, fields["source"], fields["concurrency"])
-        options = {key: fields[key] for key in ("prompt", "follow_up")}
+        options = {key: fields.get(key) for key in ("prompt", "follow_up", "ablation")}
         if benchmark == "humanref":
             return ask_humanref(model, self.humanref, self.folder, self.output, **options)
         options["parser"] = fields.get("parser", "official")

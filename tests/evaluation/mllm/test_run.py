@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 pytest.importorskip("openai")
 pytest.importorskip("omegaconf")
 
+from rexseek.evaluation.ablations import Ablation
 from rexseek.evaluation.mllm import run
 from rexseek.evaluation.mllm.convention import Convention, Price, load_convention
 from rexseek.evaluation.mllm.marks import CandidateSource
@@ -214,6 +215,18 @@ def test_gives_up_when_the_server_is_gone(place, monkeypatch) -> None:
         here.ask(stub)
     assert [line["id"] for line in here.lines()] == list(range(31))
     assert {line["status"] for line in here.lines()} == {"found"} and len(stub.requests) == 30
+
+
+def test_ablated_questions(place) -> None:
+    here = place("left", "both")
+    with serve(lambda body: "[[0, 0, 200, 500]]") as stub:
+        here.ask(stub, ablation=Ablation("the-one"))
+        assert all('"the one"' in asked_text(body) for body in stub.requests)
+        with pytest.raises(ValueError, match=r"belongs to another run .*ablation was"):
+            here.ask(stub)
+    assert [(line["ablation"], line["expression"]) for line in here.lines()] == [("the-one", "the one")] * 2
+    scored = score_humanref(here.humanref, [here.output], here.folder / "score")["predictions"]
+    assert scored["ablation"] == {"kind": "the-one"}
 
 
 def test_continues(place) -> None:
