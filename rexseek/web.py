@@ -197,29 +197,12 @@ def build_page(
     """
     folder = Path(tempfile.mkdtemp(prefix="rexseek_demo_"))
     page = Page(predictor, detector, segmenter, folder)
+    scenes = example_scenes(folder)
     with gr.Blocks(title="RexSeek", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:
         gr.Markdown("# RexSeek\nChoose, among candidate boxes, the ones an expression refers to.")
         with gr.Row():
             with gr.Column():
-                image = gr.Image(
-                    label="Image (click two corners to add a box)",
-                    type="filepath",
-                    image_mode=None,
-                    sources=["upload"],
-                    elem_id="image",
-                    height=420,
-                )
-                note = gr.Markdown("", elem_id="note")
-                table = gr.Dataframe(
-                    label="Candidate boxes in pixels",
-                    headers=CORNERS,
-                    datatype="number",
-                    type="array",
-                    row_count=1,
-                    column_count=4,
-                    max_height=200,
-                    elem_id="boxes",
-                )
+                image, note, table = _image_and_boxes()
                 with gr.Row():
                     objects = gr.Textbox(
                         label="Objects to detect (default: nouns of the expressions)",
@@ -232,16 +215,7 @@ def build_page(
                 masks = gr.Checkbox(label="Show masks", visible=segmenter is not None, elem_id="masks")
                 ask = gr.Button("Ask", variant="primary", elem_id="ask")
             with gr.Column():
-                picture = gr.Image(
-                    label="Answer",
-                    interactive=False,
-                    format="png",
-                    buttons=["download", "fullscreen"],
-                    elem_id="picture",
-                )
-                answers = gr.HTML(elem_id="answers")
-                download = gr.DownloadButton("Download JSON", interactive=False, elem_id="download")
-        scenes = example_scenes(folder)
+                picture, answers, download = _answers()
         examples = gr.Dataset(
             label="Example scenes",
             components=[gr.Image(visible=False)],
@@ -258,13 +232,47 @@ def build_page(
         asked.success(lambda: gr.update(interactive=True), None, download)
         examples.click(lambda number: scenes[number], examples, [image, table, text])
         find.click(_told(page.detect), [image, objects, text], table)
-        clear.click(lambda: ([], None, ""), None, [table, first, note])
-        image.upload(lambda: ([], None, ""), None, [table, first, note])
-        image.clear(lambda: ([], None, ""), None, [table, first, note])
         image.select(_clicked, [table, first], [table, first, note])
+        for emptied in (clear.click, image.upload, image.clear):
+            emptied(lambda: ([], None, ""), None, [table, first, note])
         for changed in (image.change, table.change):
             changed(_told(page.preview), [image, table], picture, show_progress="hidden")
     return blocks
+
+
+def _image_and_boxes() -> tuple[gr.Image, gr.Markdown, gr.Dataframe]:
+    image = gr.Image(
+        label="Image (click two corners to add a box)",
+        type="filepath",
+        image_mode=None,
+        sources=["upload"],
+        elem_id="image",
+        height=420,
+    )
+    note = gr.Markdown("", elem_id="note")
+    table = gr.Dataframe(
+        label="Candidate boxes in pixels",
+        headers=CORNERS,
+        datatype="number",
+        type="array",
+        row_count=1,
+        column_count=4,
+        max_height=200,
+        elem_id="boxes",
+    )
+    return image, note, table
+
+
+def _answers() -> tuple[gr.Image, gr.HTML, gr.DownloadButton]:
+    picture = gr.Image(
+        label="Answer",
+        interactive=False,
+        format="png",
+        buttons=["download", "fullscreen"],
+        elem_id="picture",
+    )
+    answers = gr.HTML(elem_id="answers")
+    return picture, answers, gr.DownloadButton("Download JSON", interactive=False, elem_id="download")
 
 
 def launch(page: gr.Blocks, host: str, port: int, wait: bool) -> str:

@@ -72,7 +72,9 @@ def test_the_command_of_the_readme(folder, monkeypatch):
 def test_no_boxes_is_a_rejection(folder, tmp_path):
     (tmp_path / "none.json").write_text("[]")
     result = run(folder, "the man", boxes=str(tmp_path / "none.json"), json="")
-    assert json.loads(result.stdout)[0]["status"] == "rejected"
+    (answer,) = json.loads(result.stdout)
+    assert answer["status"] == "rejected" and answer["candidates"] == 0
+    assert result.stderr == "rexseek: photo.png: no candidate boxes, so nothing can be found\n"
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,10 @@ class _Asker:
         image = load_image(question.path)
         boxes = self.candidates(question, image)
         referrals = self.predictor.refer(image, boxes, question.expressions)
-        size = {"width": image.width, "height": image.height}
-        rows = [{"image": question.name, **size, **referral.to_dict()} for referral in referrals]
+        if not len(boxes):
+            typer.echo(f"rexseek: {question.name}: no candidate boxes, so nothing can be found", err=True)
+        about = {"width": image.width, "height": image.height, "candidates": len(boxes)}
+        rows = [{"image": question.name, **about, **referral.to_dict()} for referral in referrals]
         masks = None
         if self.segmenter is not None:
             masks = [self.segmenter(image, referral.boxes_xyxy_px) for referral in referrals]
