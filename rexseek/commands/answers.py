@@ -13,7 +13,8 @@ FORMATS = ("json", "jsonl", "coco")
 class AnswerFile:
     """Takes answers as they come. JSONL is written at once, line by line, the others when closed.
 
-    A row is `{"image", "width", "height", "candidates": how many, **Referral.to_dict()}`, with "segmentations" where masks were made.
+    A row is `{"image", "width", "height", "candidates": how many, **Referral.to_dict()}`, with
+    "segmentations" where masks were made.
     """
 
     def __init__(self, path: Path, file_format: str | None = None) -> None:
