@@ -207,3 +207,5 @@ def test_help_reads_well():
     words = run("--help").stdout
     for name in ("refer", "detect", "demo", "data", "info", "version", "Exit codes"):
         assert name in words
+    assert "[x1, y1, x2, y2]" in " ".join(run("refer", "--help").stdout.replace("│", " ").split())
+    assert "rexseek[demo]" in run("demo", "--help").stdout

@@ -23,9 +23,9 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 7860,
     device: Device = None,
 ) -> None:
-    """Ask on a web page, at http://127.0.0.1:7860: nobody else can reach it, and nothing leaves this machine.
+    r"""Ask on a web page, http://127.0.0.1:7860: nobody else can reach it, nothing leaves this machine.
 
-    Needs the extra: pip install 'rexseek[demo]'.
+    Needs the extra: pip install 'rexseek\[demo]'.
     """
     from rexseek.web import build_page, launch, shipped_checkpoint  # gradio takes seconds to import
 

@@ -47,7 +47,7 @@ Expressions = Annotated[
 Boxes = Annotated[
     Path | None,
     typer.Option(
-        help='Candidates: a .json list of [x1, y1, x2, y2] in pixels or {"boxes_xyxy_px": [...]}; for '
+        help=r'Candidates: a .json list of \[x1, y1, x2, y2] in pixels or {"boxes_xyxy_px": [...]}; for '
         'several images a .jsonl of {"image": ..., "boxes_xyxy_px": [...]}.'
     ),
 ]
