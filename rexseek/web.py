@@ -3,9 +3,11 @@
 Everything runs on this machine; the page uses no fonts, scripts or analytics of others.
 """
 
+import atexit
 import html
 import json
 import random
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -196,6 +198,7 @@ def build_page(
         segmenter: without one, there are no masks to show.
     """
     folder = Path(tempfile.mkdtemp(prefix="rexseek_demo_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     page = Page(predictor, detector, segmenter, folder)
     scenes = example_scenes(folder)
     with gr.Blocks(title="RexSeek", analytics_enabled=False, delete_cache=(3600, 3600)) as blocks:

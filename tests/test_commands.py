@@ -133,8 +133,6 @@ def test_detect_then_refer_and_masks(inside, folder):
         assert len(other["segmentations"]) == len(other["indices"]) > 0
     single = run("detect", folder / "images" / "a.png", *detector, "--device", "cpu")
     assert json.loads(single.stdout)["boxes_xyxy_px"] == lines[0]["boxes_xyxy_px"]
-    no_noun = run("refer", "images", "all of them", *ask, *detector[:4])
-    assert no_noun.exit_code == 1 and "found no noun to detect" in no_noun.stderr
 
 
 def test_info(inside, folder):
@@ -165,6 +163,8 @@ def test_info(inside, folder):
         (["absent.csv", "x", *ASK], "absent.csv has its own; expected none besides it, got 'x'"),
         (["images", "x", *ASK, "--answers", "absent/a.json"], "the folder absent does not exist"),
         (["images", "x", *ASK, "--min-score", "2"], "min_score: expected 0 to 1, got 2.0"),
+        (["images", "all of them", *ASK[:2], "--detector", "y"], "found no noun to detect"),
+        (["images", "x", *ASK, "--answers", "a.txt"], "expected a format of json, jsonl, coco, got 'txt'"),
         (["images", "x", *ASK[:-1], "7"], "rejection_threshold: expected 0 to 1, got 7.0"),
     ],
 )

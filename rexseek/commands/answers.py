@@ -18,7 +18,7 @@ class AnswerFile:
     """
 
     def __init__(self, path: Path, file_format: str | None = None) -> None:
-        """Open a file for answers.
+        """Check the arguments; `with` opens the file.
 
         Args:
             file_format: one of `FORMATS`; default the path's ending.
@@ -32,10 +32,11 @@ class AnswerFile:
                 f"answers {path}: expected a format of {', '.join(FORMATS)}, got {self.format!r}"
             )
         check_parent(path, "answers")
+        self.path = path
         self.rows: list[dict[str, Any]] = []
-        self.file = path.open("w", encoding="utf-8")
 
     def __enter__(self) -> "AnswerFile":
+        self.file = self.path.open("w", encoding="utf-8")
         return self
 
     def add(self, rows: list[dict[str, Any]]) -> None:

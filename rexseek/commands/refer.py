@@ -15,7 +15,7 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from rexseek.commands.answers import FORMATS, AnswerFile
-from rexseek.commands.candidates import Candidates, candidate_source
+from rexseek.commands.candidates import Candidates, candidate_source, wanted_categories
 from rexseek.commands.common import (
     PROBLEMS,
     Checkpoint,
@@ -99,6 +99,10 @@ def refer(
     if not any(question.expressions for question in questions):
         raise ValueError("expressions: expected at least one, got none")
     limits = Limits(min_score, nms_iou, max_boxes)
+    answer_file = nullcontext() if answers is None else AnswerFile(answers, answer_format)
+    if detector is not None:
+        for question in questions:
+            wanted_categories(question.expressions, split_objects(objects))
     candidates = candidate_source(boxes, detector, split_objects(objects), limits, device, one_image)
     if one_image:  # wrong input is told before a checkpoint is loaded
         load_image(source)
@@ -108,7 +112,7 @@ def refer(
     predictor = RexSeekPredictor.from_pretrained(checkpoint, device=device, rejection_threshold=threshold)
     segmenter = None if masks is None else Segmenter.from_pretrained(masks, device)
     asker = _Asker(predictor, candidates, segmenter, output, one_image)
-    with AnswerFile(answers, answer_format) if answers is not None else nullcontext() as file:
+    with answer_file as file:
         rows, failed = asker.ask_all(questions, file)
     _report(rows, as_json, one_image, output)
     if failed:
