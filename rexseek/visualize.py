@@ -21,14 +21,18 @@ MAX_ENLARGED_HEIGHT_PX = 1280  # unless they become higher than this: then white
 
 
 class DrawableReferral(Protocol):
-    """What `draw_referrals` reads of an answer (`rexseek.predictor.Referral` has it all)."""
+    """What `draw_referrals` reads of an answer (`rexseek.predictor.Referral` has it all).
+
+    An annotation has no scores and no rejection probability (None): none are written. A status other than
+    "found" and "rejected" is written as it is.
+    """
 
     expression: str
     status: str
     indices: tuple[int, ...]
     boxes_xyxy_px: np.ndarray
     scores: tuple[float, ...]
-    rejection_probability: float
+    rejection_probability: float | None
 
 
 @dataclass(frozen=True)
@@ -154,9 +158,12 @@ def _tag(draw: ImageDraw.ImageDraw, box: np.ndarray, text: str, style: _Style, c
 
 def _answer_in_words(referral: DrawableReferral) -> str:
     if referral.status == "rejected":
-        return f"not in this image (p = {referral.rejection_probability:.2f})"
+        chance = referral.rejection_probability
+        return "not in this image" + ("" if chance is None else f" (p = {chance:.2f})")
     if referral.status != "found":
         return referral.status
+    if not referral.scores:
+        return ", ".join(map(str, referral.indices))
     return ", ".join(
         f"{index} ({score:.2f})" for index, score in zip(referral.indices, referral.scores, strict=True)
     )

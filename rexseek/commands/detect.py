@@ -9,7 +9,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from rexseek.commands.candidates import wanted_categories
 from rexseek.commands.common import (
-    PROBLEMS,
     Device,
     MaxBoxes,
     MinScore,
@@ -21,6 +20,7 @@ from rexseek.commands.common import (
 from rexseek.commands.questions import read_questions
 from rexseek.detectors import Limits, detect, load_detector
 from rexseek.images import load_image
+from rexseek.terminal import PROBLEMS
 
 
 def detect_boxes(

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from safetensors import safe_open
 
-from rexseek.commands.common import plain
 from rexseek.config import RexSeekConfig
 from rexseek.processor import load_processor
+from rexseek.terminal import plain
 from rexseek.tokens import MAX_OBJECTS
 
 SUMMARY_FILES = ("training.json", "metrics.json")

@@ -17,7 +17,6 @@ from transformers.utils.logging import disable_progress_bar
 from rexseek.commands.answers import FORMATS, AnswerFile
 from rexseek.commands.candidates import Candidates, candidate_source, wanted_categories
 from rexseek.commands.common import (
-    PROBLEMS,
     Checkpoint,
     DetectorName,
     Device,
@@ -27,7 +26,6 @@ from rexseek.commands.common import (
     NmsIou,
     Objects,
     check_picture_path,
-    plain,
     progress,
     split_objects,
 )
@@ -36,6 +34,7 @@ from rexseek.detectors import Limits
 from rexseek.images import load_image
 from rexseek.predictor import Referral, RexSeekPredictor
 from rexseek.segmenter import Segmenter, encode_mask
+from rexseek.terminal import PROBLEMS, plain
 from rexseek.visualize import draw_referrals, shade_masks
 
 Source = Annotated[
