@@ -278,24 +278,30 @@ def _answers() -> tuple[gr.Image, gr.HTML, gr.DownloadButton]:
     return picture, answers, gr.DownloadButton("Download JSON", interactive=False, elem_id="download")
 
 
-def launch(page: gr.Blocks, host: str, port: int, wait: bool) -> str:
-    """Serve the page without any sharing; `wait` until it is ended. Returns its address.
+def launch(page: gr.Blocks, host: str, port: int) -> str:
+    """Serve the page in the background, without any sharing; returns its address.
+
+    Args:
+        port: 0 is any free one.
 
     Raises:
         OSError: the port is taken.
     """
-    _, address, _ = page.launch(
-        server_name=host,
-        server_port=port or None,
-        share=False,
-        quiet=not wait,
-        show_error=True,
-        max_file_size=MAX_UPLOAD_BYTES,
-        footer_links=[],
-        ssr_mode=False,
-        prevent_thread_lock=not wait,
-        theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
-    )
+    try:
+        _, address, _ = page.launch(
+            server_name=host,
+            server_port=port or None,
+            share=False,
+            quiet=True,
+            show_error=True,
+            max_file_size=MAX_UPLOAD_BYTES,
+            footer_links=[],
+            ssr_mode=False,
+            prevent_thread_lock=True,
+            theme=gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+        )
+    except OSError as error:
+        raise OSError(f"port {port} of {host} is taken; expected a free one, or 0 for any") from error
     return address
 
 

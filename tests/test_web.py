@@ -2,13 +2,13 @@
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
+import gradio as gr
 import numpy as np
 import pytest
 from PIL import Image
-
-pytest.importorskip("gradio", reason="needs the extra demo")
 
 from rexseek.detectors import Detections
 from rexseek.predictor import RexSeekPredictor
@@ -122,6 +122,17 @@ def test_an_empty_table():
     assert answer_table([]).startswith("<table")
 
 
+def test_a_taken_port():
+    with gr.Blocks() as page:
+        gr.Markdown("x")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(OSError, match="is taken; expected a free one"):
+            launch(page, "127.0.0.1", port)
+
+
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed (Debian: apt-get install chromium)")
 def test_in_a_browser(tmp_path):
@@ -129,7 +140,7 @@ def test_in_a_browser(tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
     ((scene, boxes, _),) = example_scenes(tmp_path, 1)
     blocks = build_page(RexSeekPredictor.from_pretrained(shipped_checkpoint(), device="cpu"))
-    address = launch(blocks, "127.0.0.1", 0, wait=False)
+    address = launch(blocks, "127.0.0.1", 0)
     assert address.startswith("http://127.0.0.1:")
     elsewhere: list[str] = []
     try:

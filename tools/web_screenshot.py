@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--scene", type=int, default=1, help="number of the example")
     parsed = parser.parse_args()
     page = build_page(RexSeekPredictor.from_pretrained(shipped_checkpoint(), device="cpu"))
-    address = launch(page, "127.0.0.1", 0, wait=False)
+    address = launch(page, "127.0.0.1", 0)
     with sync_playwright() as runner:
         browser = runner.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1280, "height": 1000})

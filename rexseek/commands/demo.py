@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from transformers.utils.logging import disable_progress_bar
 
 from rexseek.commands.common import DetectorName, Device, MaskModel
 from rexseek.detectors import load_detector
@@ -29,10 +30,12 @@ def demo(
     """
     from rexseek.web import build_page, launch, shipped_checkpoint  # gradio takes seconds to import
 
+    disable_progress_bar()
     predictor = RexSeekPredictor.from_pretrained(checkpoint or shipped_checkpoint(), device=device)
     page = build_page(
         predictor,
         detector=None if detector is None else load_detector(detector, device),
         segmenter=None if masks is None else Segmenter.from_pretrained(masks, device),
     )
-    launch(page, HOST, port, wait=True)
+    typer.echo(f"RexSeek: {launch(page, HOST, port)} (Ctrl+C ends it)")
+    page.block_thread()
