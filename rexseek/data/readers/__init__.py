@@ -15,6 +15,7 @@ from rexseek.data.readers.refadv import read_refadv
 from rexseek.data.readers.refcoco import read_refcoco
 from rexseek.data.readers.regions import read_regions
 from rexseek.data.readers.report import ReadReport
+from rexseek.data.readers.rexverse import read_rexverse
 
 READERS: dict[str, Callable] = {
     "allava": read_allava,
@@ -27,6 +28,7 @@ READERS: dict[str, Callable] = {
     "refadv": read_refadv,
     "refcoco": read_refcoco,
     "regions": read_regions,
+    "rexverse": read_rexverse,
 }
 
 __all__ = ["READERS", "ReadReport", "option_names", "option_problems"]
@@ -34,9 +36,7 @@ __all__ = ["READERS", "ReadReport", "option_names", "option_problems"]
 
 def option_names(reader: str) -> list[str]:
     """Names of a reader's options."""
-    parameters = inspect.signature(READERS[reader]).parameters.values()
-    own = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    return ["lenient", *own]
+    return ["lenient", "verify_images", *_options(reader)]
 
 
 def option_problems(reader: str, options: Mapping[str, Any]) -> list[str]:
@@ -44,8 +44,19 @@ def option_problems(reader: str, options: Mapping[str, Any]) -> list[str]:
     if reader not in READERS:
         return [f"unknown reader {reader!r}, expected one of {', '.join(sorted(READERS))}"]
     known = option_names(reader)
-    return [
+    unknown = [
         f"reader {reader!r} has no option {name!r}, it has {', '.join(known)}"
         for name in options
         if name not in known
     ]
+    missing = [
+        f"reader {reader!r} needs the option {name!r}"
+        for name, parameter in _options(reader).items()
+        if parameter.default is parameter.empty and name not in options
+    ]
+    return unknown + missing
+
+
+def _options(reader: str) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(READERS[reader]).parameters
+    return {name: value for name, value in parameters.items() if value.kind is value.KEYWORD_ONLY}
