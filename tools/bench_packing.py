@@ -125,6 +125,7 @@ def compare(step: Step, batches: dict[str, dict[str, Tensor]]) -> tuple[float, d
     peaks = {}
     for side, batch in batches.items():
         losses: list[float] = []
+        step.optimizer.zero_grad()  # memory that is freed under the profiler would count as negative
         peaks[side] = peak_mebibytes(lambda batch=batch, losses=losses: losses.append(step.gradients(batch)))
         found[side] = (losses[0], step.gradient_norm())
     pairs = zip(found["packed"], found["separate"], strict=True)

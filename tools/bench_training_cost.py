@@ -95,7 +95,7 @@ def plot(figures: dict[str, Any], path: Path) -> None:
         panel.plot(x, y, marker="o", linestyle="", color="#1f77b4")
         panel.plot(x, np.polyval(np.polyfit(x, y, 1), x), color="#1f77b4", alpha=0.5)
         panel.set_xlabel(label)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.1 * max(y))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("CPU seconds per step, tiny model")
     pyplot.tight_layout()

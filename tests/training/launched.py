@@ -22,7 +22,7 @@ from rexseek.training.run import main
 from rexseek.training.trainer import StageTrainer
 
 ROOT = Path(__file__).parents[2]
-FOLDER, RANK = Path(sys.argv[1]), int(os.environ["RANK"])
+FOLDER, RANK = Path(sys.argv[1]), int(os.environ.get("RANK", 0))
 FOLDER.mkdir(exist_ok=True)
 seen: list[tuple[int, int]] = []
 engine_step, collate, train = DeepSpeedEngine.step, PackedCollator.__call__, StageTrainer.train
