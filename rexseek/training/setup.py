@@ -40,12 +40,27 @@ def prepare_process(config: TrainConfig) -> tuple[int, int]:
         os.environ.update(
             RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
-    if engine.deepspeed is not None and (engine.device == "cpu" or not torch.cuda.is_available()):
-        import deepspeed.ops  # of the train extra
-
-        # An operator for inference only, which DeepSpeed would compile (needs a compiler and a minute).
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if engine.device == "cpu" or not torch.cuda.is_available():
+        bound_cpu_caches()
+        if engine.deepspeed is not None:
+            _without_compiled_operator()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def bound_cpu_caches() -> None:
+    """Let PyTorch's CPU library keep few kernels; to be called before the first matrix product.
+
+    It keeps one for each shape it has met. Rows are of all lengths: in bfloat16 that took gigabytes.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "64")
+
+
+def _without_compiled_operator() -> None:
+    import deepspeed.ops  # of the train extra
+
+    # An operator for inference only, which DeepSpeed would compile (needs a compiler and a minute).
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def load_sources(
