@@ -21,7 +21,7 @@ from rexseek.data.sample import Sample, Turn
 from rexseek.data.show import Part, as_text, prompt_parts, shown_sample
 from rexseek.data.validate import Validation, validate
 from rexseek.processor import load_processor
-from rexseek.terminal import plain, wrong_input_in_one_line
+from rexseek.terminal import plain
 from rexseek.visualize import draw_referrals
 
 data_app = typer.Typer(help="Check, describe and show data sets.", no_args_is_help=True)
@@ -69,8 +69,7 @@ def data_statistics(
     if plots is not None:
         from rexseek.data.statistics_plot import plot_statistics  # needs matplotlib
 
-        with wrong_input_in_one_line():
-            plot_statistics(result.statistics.as_dict(), plots)
+        plot_statistics(result.statistics.as_dict(), plots)
 
 
 @data_app.command("show")
@@ -87,21 +86,20 @@ def show_data(
     skip: Annotated[int, typer.Option(min=0, help="Leave out so many samples before.")] = 0,
 ) -> None:
     """Show samples as the model reads them: pictures with boxes, the exact prompt, what is learnt marked."""
-    with wrong_input_in_one_line():
-        options = _reader_options(reader, option)
-        processor = load_processor(checkpoint)
-        samples, report = READERS[reader].stream(annotations, images, **{"lenient": True, **options})
-        shown = [shown_sample(sample) for sample in islice(samples, skip, skip + count)]
-        for problem in report.problems:
-            typer.echo(problem, err=True)
-        if not shown:
-            raise ValueError(f"{annotations}: expected more than {skip} samples that can be read, got fewer")
-        entries = [(sample, prompt_parts(processor, sample)) for sample in shown]
-        for sample, prompt in entries:
-            _print_prompt(sample, prompt)
-        if output is not None:
-            _write_page(entries, output)
-            typer.echo(f"pictures and page: {output / 'index.html'}")
+    options = _reader_options(reader, option)
+    processor = load_processor(checkpoint)
+    samples, report = READERS[reader].stream(annotations, images, **{"lenient": True, **options})
+    shown = [shown_sample(sample) for sample in islice(samples, skip, skip + count)]
+    for problem in report.problems:
+        typer.echo(problem, err=True)
+    if not shown:
+        raise ValueError(f"{annotations}: expected more than {skip} samples that can be read, got fewer")
+    entries = [(sample, prompt_parts(processor, sample)) for sample in shown]
+    for sample, prompt in entries:
+        _print_prompt(sample, prompt)
+    if output is not None:
+        _write_page(entries, output)
+        typer.echo(f"pictures and page: {output / 'index.html'}")
 
 
 @dataclass(frozen=True)
@@ -181,17 +179,16 @@ def _inspect(
     def progress(items: Iterable[Any], what: str, total: int | None) -> Iterable[Any]:
         return track(items, what, total, console=Console(stderr=True), transient=True)
 
-    with wrong_input_in_one_line():
-        return validate(
-            reader,
-            annotations,
-            images,
-            _reader_options(reader, option),
-            workers=workers,
-            listed=limit,
-            check_images=check_images,
-            track=progress,
-        )
+    return validate(
+        reader,
+        annotations,
+        images,
+        _reader_options(reader, option),
+        workers=workers,
+        listed=limit,
+        check_images=check_images,
+        track=progress,
+    )
 
 
 def _value(text: str) -> Any:

@@ -90,6 +90,21 @@ def draw_referrals(
     return _with_legend(picture, referrals, style)
 
 
+def shade_masks(image: Image.Image, masks: Sequence[np.ndarray]) -> Image.Image:
+    """The image with the masks of each answer shaded in that answer's colour of `draw_referrals`.
+
+    Args:
+        image: RGB; it is not changed.
+        masks: for each answer bool [K, height, width]; K may be 0.
+    """
+    pixels = np.array(image.convert("RGB"))
+    for number, found in enumerate(masks):
+        shaded = np.asarray(found).any(axis=0)  # [height, width]
+        colour = np.array(PALETTE[number % len(PALETTE)])
+        pixels[shaded] = (pixels[shaded] * 0.5 + colour * 0.5).astype(np.uint8)
+    return Image.fromarray(pixels)
+
+
 def contact_sheet(pictures: Sequence[Image.Image], columns: int, gap_px: int = 10) -> Image.Image:
     """Arrange pictures in rows on a white sheet, all as wide as the narrowest one.
 
