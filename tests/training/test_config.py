@@ -38,8 +38,8 @@ def test_full_recipes_are_the_papers(stage: int) -> None:
     readers = {source.reader for source in config.data.train}
     assert readers == {
         1: {"allava"},
-        2: {"coco", "lvis", "objects365", "regions"},
-        3: {"llava", "coco", "regions"},
+        2: {"coco", "lvis", "objects365", "rexverse"},
+        3: {"llava", "coco", "rexverse"},
         4: {"humanref"},
     }.get(stage)
     assert config.init_from == (f"runs/rexseek-3b/stage{stage - 1}" if stage > 1 else None)
