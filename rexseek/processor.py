@@ -196,11 +196,18 @@ class RexSeekProcessor(ProcessorMixin):
             boxes_xyxy_px = None if boxes_xyxy_px is None else [boxes_xyxy_px]
         questions = [check_plain_text(question, f"text {index}") for index, question in enumerate(text)]
         features, counts = {}, [0] * len(questions)
+        if images is None and boxes_xyxy_px is not None:
+            raise ValueError(f"expected images for the boxes of {len(questions)} texts, got None")
         if images is not None:
+            single = isinstance(images, ImageInput)
+            if single or len(images) != len(questions):
+                got = "a single image" if single else f"{len(images)} images"
+                raise ValueError(
+                    f"expected a list with an image for each of {len(questions)} texts, got {got}; "
+                    "to ask many questions about one image, RexSeekPredictor.refer encodes it once"
+                )
             features = self._image_batch(images, boxes_xyxy_px)
             counts = features["num_objects"].tolist()
-        if len(counts) != len(questions) or (images is None and boxes_xyxy_px is not None):
-            raise ValueError(f"expected an image for each of {len(questions)} texts, got {len(counts)}")
         with_image = images is not None
         rows = [
             self.prefix_ids(count, with_image) + self.question_ids(question, with_image)

@@ -21,14 +21,18 @@ MAX_ENLARGED_HEIGHT_PX = 1280  # unless they become higher than this: then white
 
 
 class DrawableReferral(Protocol):
-    """What `draw_referrals` reads of an answer (`rexseek.predictor.Referral` has it all)."""
+    """What `draw_referrals` reads of an answer (`rexseek.predictor.Referral` has it all).
+
+    An annotation has no scores and no rejection probability (None): none are written. A status other than
+    "found" and "rejected" is written as it is.
+    """
 
     expression: str
     status: str
     indices: tuple[int, ...]
     boxes_xyxy_px: np.ndarray
     scores: tuple[float, ...]
-    rejection_probability: float
+    rejection_probability: float | None
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,21 @@ def draw_referrals(
     return _with_legend(picture, referrals, style)
 
 
+def shade_masks(image: Image.Image, masks: Sequence[np.ndarray]) -> Image.Image:
+    """The image with the masks of each answer shaded in that answer's colour of `draw_referrals`.
+
+    Args:
+        image: RGB; it is not changed.
+        masks: for each answer bool [K, height, width]; K may be 0.
+    """
+    pixels = np.array(image.convert("RGB"))
+    for number, found in enumerate(masks):
+        shaded = np.asarray(found).any(axis=0)  # [height, width]
+        colour = np.array(PALETTE[number % len(PALETTE)])
+        pixels[shaded] = (pixels[shaded] * 0.5 + colour * 0.5).astype(np.uint8)
+    return Image.fromarray(pixels)
+
+
 def contact_sheet(pictures: Sequence[Image.Image], columns: int, gap_px: int = 10) -> Image.Image:
     """Arrange pictures in rows on a white sheet, all as wide as the narrowest one.
 
@@ -139,9 +158,12 @@ def _tag(draw: ImageDraw.ImageDraw, box: np.ndarray, text: str, style: _Style, c
 
 def _answer_in_words(referral: DrawableReferral) -> str:
     if referral.status == "rejected":
-        return f"not in this image (p = {referral.rejection_probability:.2f})"
+        chance = referral.rejection_probability
+        return "not in this image" + ("" if chance is None else f" (p = {chance:.2f})")
     if referral.status != "found":
         return referral.status
+    if not referral.scores:
+        return ", ".join(map(str, referral.indices))
     return ", ".join(
         f"{index} ({score:.2f})" for index, score in zip(referral.indices, referral.scores, strict=True)
     )

@@ -11,7 +11,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from rexseek import __version__
-from rexseek.cli import app, read_boxes_xyxy_px
+from rexseek.cli import app
+from rexseek.commands.candidates import read_boxes_xyxy_px
 from rexseek.model import RexSeekForConditionalGeneration
 from tests.conftest import make_tiny_config
 
@@ -71,7 +72,9 @@ def test_the_command_of_the_readme(folder, monkeypatch):
 def test_no_boxes_is_a_rejection(folder, tmp_path):
     (tmp_path / "none.json").write_text("[]")
     result = run(folder, "the man", boxes=str(tmp_path / "none.json"), json="")
-    assert json.loads(result.stdout)[0]["status"] == "rejected"
+    (answer,) = json.loads(result.stdout)
+    assert answer["status"] == "rejected" and answer["candidates"] == 0
+    assert result.stderr == "rexseek: photo.png: no candidate boxes, so nothing can be found\n"
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,16 @@ SOURCES = [
     *sorted((ROOT / "tests").rglob("*.py")),
 ]
 
-LEAVES = {"tokens", "boxes", "images"}
+LEAVES = {"tokens", "boxes", "images", "terminal"}
 # What each layer may import from the package, besides itself. Imports go one way.
 KNOWS = {
     **{leaf: set() for leaf in LEAVES},
     "config": set(),
     "visualize": {"boxes"},
     "metrics": {"boxes"},
-    "detectors": {"boxes", "images"},
+    "nouns": set(),
+    "detectors": {"boxes", "nouns"},
+    "segmenter": {"boxes"},
     "model": {"tokens", "boxes", "config"},
     "processor": {*LEAVES, "config"},
     "data": {*LEAVES, "processor"},
@@ -35,8 +37,9 @@ KNOWS = {
     "training": {*LEAVES, "config", "processor", "model", "data", "predictor", "metrics", "visualize"},
     "evaluation": {*LEAVES, "predictor", "data", "metrics", "visualize"},
 }
-EVERYTHING = {*KNOWS, "cli"}
-KNOWS["cli"] = EVERYTHING
+EVERYTHING = {*KNOWS, "cli", "cli_data", "commands", "web"}
+KNOWS |= {"cli": EVERYTHING, "cli_data": EVERYTHING - {"cli"}, "commands": EVERYTHING - {"cli"}}
+KNOWS["web"] = EVERYTHING - {"cli", "cli_data", "commands"}
 
 EXTRAS = {"deepspeed", "peft", "datasets", "open_clip", "omegaconf", "wandb", "ijson"}  # train
 EXTRAS |= {"pycocotools", "matplotlib", "openai", "gradio", "supervision"}  # eval, demo

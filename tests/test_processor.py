@@ -155,8 +155,11 @@ def test_bad_input_is_refused(tiny_processor, boxes, text, message):
 
 
 def test_unequal_lengths_are_refused(tiny_processor):
-    with pytest.raises(ValueError, match="each of 2 texts, got 1"):
-        tiny_processor([make_image()], [[]], ["a", "b"])
+    for images, got in ([make_image()], "1 images"), (make_image(), "a single image"):
+        with pytest.raises(ValueError, match=f"an image for each of 2 texts, got {got}; to ask many"):
+            tiny_processor(images, [[]], ["a", "b"])
+    with pytest.raises(ValueError, match="expected images for the boxes of 1 texts, got None"):
+        tiny_processor(None, [], "a")
     with pytest.raises(ValueError, match="each of 1 images, got 2"):
         tiny_processor([make_image()], [[], []], ["a"])
     with pytest.raises(ValueError, match="padding_side"):

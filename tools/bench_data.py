@@ -37,20 +37,21 @@ def main() -> None:
     parser.add_argument("--step", choices=("build", "start", "iterate"), help=argparse.SUPPRESS)
     parsed = parser.parse_args()
     if parsed.step:
-        print(json.dumps(run_step(parsed.step, parsed.folder, parsed.processor)))
+        annotations = parsed.folder / f"instances-{parsed.rows}.json"
+        print(json.dumps(run_step(parsed.step, annotations, parsed.processor)))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = parsed.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        write_instances(folder / "instances.json", parsed.rows)
-        size = (folder / "instances.json").stat().st_size
+        if not (folder / f"instances-{parsed.rows}.json").is_file():
+            write_instances(folder / f"instances-{parsed.rows}.json", parsed.rows)
+        size = (folder / f"instances-{parsed.rows}.json").stat().st_size
         result = {"rows": parsed.rows, "file_mib": round(size / 2**20)}
         for step in ("build", "start", "start", "iterate"):
             name = "first_start" if step == "start" and "first_start" not in result else step
             command = [sys.executable, __file__, "--step", step, "--folder", str(folder)]
-            run = subprocess.run(
-                [*command, "--processor", str(parsed.processor)], capture_output=True, text=True, check=True
-            )
+            command += ["--rows", str(parsed.rows), "--processor", str(parsed.processor)]
+            run = subprocess.run(command, capture_output=True, text=True, check=True)
             result[name] = json.loads(run.stdout.splitlines()[-1])
             print(name, result[name])
         result |= reading(folder / "photos")
@@ -83,11 +84,11 @@ def write_instances(path: Path, rows: int) -> None:
         file.write("]}")
 
 
-def run_step(step: str, folder: Path, processor: Path) -> dict[str, float]:
+def run_step(step: str, annotations: Path, processor: Path) -> dict[str, float]:
     """One step, in this process."""
-    request = SourceRequest("coco", folder / "instances.json", folder, {"check_images": False})
+    request = SourceRequest("coco", annotations, annotations.parent, {"check_images": False})
     start, cpu = time.perf_counter(), time.process_time()
-    samples, _ = read_source(request, folder / "cache")
+    samples, _ = read_source(request, annotations.parent / "cache")
     if step == "start":
         mixture = Mixture([Source("coco", samples)], load_processor(processor), PackLimits(2048), 0)
         rows = build_schedule(mixture, batch_size=128, micro_batch_size=4, epochs=1, steps=None)

@@ -8,10 +8,11 @@ With a checkpoint as `init_from` no weights are loaded.
 import argparse
 from pathlib import Path
 
-from rexseek.data.collate import PackedCollator, encode_branches
+from rexseek.data.collate import PackedCollator
 from rexseek.data.mixture import Mixture, PackLimits
+from rexseek.data.sample import Sample
+from rexseek.data.show import as_text, prompt_parts
 from rexseek.processor import RexSeekProcessor
-from rexseek.tokens import IGNORE_INDEX
 from rexseek.training.checks import check_config
 from rexseek.training.config import TrainConfig, load_config
 from rexseek.training.setup import load_sources, load_start
@@ -56,17 +57,11 @@ def load_processor(config: TrainConfig) -> RexSeekProcessor:
     return load_start(config)[1]
 
 
-def show(sample, processor: RexSeekProcessor) -> None:
+def show(sample: Sample, processor: RexSeekProcessor) -> None:
     """One row: the prefix and each branch; what is learnt stands in brackets."""
     print(f"\n{sample.name}: {sample.image}, {len(sample.boxes_xyxy_px)} candidates")
-    for branch in encode_branches(processor, sample):
-        parts, learnt = [""], False
-        for token, label in zip(branch.ids, branch.labels, strict=True):
-            if (label != IGNORE_INDEX) != learnt:
-                learnt = not learnt
-                parts.append("[" if learnt else "]")
-            parts.append(processor.tokenizer.decode([token]))
-        print("  " + repr("".join(parts) + ("]" if learnt else "")))
+    for parts in prompt_parts(processor, sample):
+        print(f"  {as_text(parts)}")
 
 
 if __name__ == "__main__":

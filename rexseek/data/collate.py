@@ -42,13 +42,19 @@ def encode_branches(processor: RexSeekProcessor, sample: Sample) -> list[Branch]
     return branches
 
 
-def prefix_length(processor: RexSeekProcessor, sample: Sample, distractors: int = 0) -> int:
-    """Tokens that the sample's branches share; candidates beyond the limit are never shown.
+def sample_prefix(processor: RexSeekProcessor, sample: Sample, distractors: int = 0) -> list[int]:
+    """Ids that the sample's branches share; candidates beyond the limit are never shown.
 
     Args:
         distractors: candidates to come.
     """
-    return len(_prefix_ids(processor, sample, distractors))
+    num_objects = min(len(sample.boxes_xyxy_px) + distractors, MAX_OBJECTS)
+    return processor.prefix_ids(num_objects, with_image=sample.image is not None)
+
+
+def prefix_length(processor: RexSeekProcessor, sample: Sample, distractors: int = 0) -> int:
+    """Number of `sample_prefix`'s tokens."""
+    return len(sample_prefix(processor, sample, distractors))
 
 
 def branch_lengths(processor: RexSeekProcessor, sample: Sample) -> list[int]:
@@ -58,11 +64,6 @@ def branch_lengths(processor: RexSeekProcessor, sample: Sample) -> list[int]:
         turns = [turn.renumbered(rank.__getitem__) for turn, rank in zip(sample.turns, ranks, strict=True)]
         sample = sample.with_turns(turns)
     return [len(branch.ids) for branch in encode_branches(processor, sample)]
-
-
-def _prefix_ids(processor: RexSeekProcessor, sample: Sample, distractors: int = 0) -> list[int]:
-    num_objects = min(len(sample.boxes_xyxy_px) + distractors, MAX_OBJECTS)
-    return processor.prefix_ids(num_objects, with_image=sample.image is not None)
 
 
 def pack_row(prefix_ids: list[int], branches: Sequence[Branch]) -> dict[str, np.ndarray]:
@@ -143,7 +144,7 @@ class PackedCollator:
 
     def _row(self, sample: Sample) -> dict[str, np.ndarray]:
         """One packed row: ids, positions, labels and branch numbers, [T] each."""
-        row = pack_row(_prefix_ids(self.processor, sample), encode_branches(self.processor, sample))
+        row = pack_row(sample_prefix(self.processor, sample), encode_branches(self.processor, sample))
         if len(row["input_ids"]) > self.max_length:
             raise ValueError(
                 f"{sample.name}: expected at most {self.max_length} tokens, got {len(row['input_ids'])}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rexseek.data.readers import READERS, ReadReport
+from rexseek.data.readers.report import image_problem
 from rexseek.data.sample import Sample
 from rexseek.data.statistics import Statistics
 
@@ -65,12 +66,4 @@ def validate(
 def _image_problems(samples: Iterable[Sample], workers: int) -> Iterator[str | None]:
     """For each sample, in order, what is wrong with its image; decoding runs in threads."""
     with ThreadPoolExecutor(workers) as pool:
-        yield from pool.map(_image_problem, samples)
-
-
-def _image_problem(sample: Sample) -> str | None:
-    try:
-        sample.load_image()
-    except ValueError as error:
-        return str(error)
-    return None
+        yield from pool.map(image_problem, samples)

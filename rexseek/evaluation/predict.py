@@ -8,7 +8,7 @@ from typing import Any
 from rexseek.boxes import validate_boxes_xyxy_px
 from rexseek.data.jsonl import read_jsonl
 from rexseek.data.readers.humanref import KEYS
-from rexseek.data.readers.report import image_size
+from rexseek.data.readers.report import image_size, require_keys
 from rexseek.evaluation.ablations import Ablation
 from rexseek.evaluation.prediction_files import checkpoint_fingerprint, file_sha256, write_meta
 from rexseek.evaluation.questions import (
@@ -143,9 +143,7 @@ def read_annotations(annotations: Path, images: Path | None = None) -> list[tupl
     first_line: dict[Any, int] = {}
     for line, row in read_jsonl(annotations):
         where = f"{annotations}, line {line}"
-        missing = [key for key in KEYS if key not in row]
-        if missing:
-            raise ValueError(f"{where}: has no {', '.join(map(repr, missing))}; it has {', '.join(row)}")
+        require_keys(row, KEYS, where)
         if not isinstance(row["id"], int | str):
             raise ValueError(f"{where}: id {row['id']!r}, expected an integer or a string")
         if row["id"] in first_line:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rexseek.boxes import validate_boxes_xyxy_px
 from rexseek.data.jsonl import read_jsonl
-from rexseek.data.readers.report import image_size
+from rexseek.data.readers.report import image_size, require_keys
 from rexseek.evaluation.ablations import Ablation
 from rexseek.evaluation.predict import run_meta
 from rexseek.evaluation.questions import (
@@ -77,12 +77,10 @@ def refadv_questions(annotations: Path, images: Path, candidates_needed: bool = 
     seen: set[int] = set()
     for number, (line, row) in enumerate(read_jsonl(annotations)):
         where = f"{annotations}, line {line}"
-        missing = [key for key in keys if key not in row]
+        require_keys(row, keys, where)
         answer_key = next((key for key in ANSWER_KEYS if key in row), None)
         if answer_key is None:
-            missing.append(" or ".join(ANSWER_KEYS))
-        if missing:
-            raise ValueError(f"{where}: has no {', '.join(map(repr, missing))}; it has {', '.join(row)}")
+            raise ValueError(f"{where}: expected the key {' or '.join(ANSWER_KEYS)}, missing both")
         row_idx = row.get("row_idx", number)
         if type(row_idx) is not int or row_idx in seen:
             raise ValueError(

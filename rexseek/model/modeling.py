@@ -62,6 +62,8 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
     _no_split_modules: ClassVar[list[str]] = ["ConvNeXtBlock"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["cache"]
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = list(IGNORED)
+    # The language model knows its own; peft looks for them below only where there is a dict here.
+    _tied_weights_keys: ClassVar[dict[str, str]] = {}
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -158,7 +160,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         """
         counts = num_objects.tolist()
         _check_boxes(object_boxes, counts, len(pixel_values))
-        dtype = self.image_projector[0].weight.dtype
+        dtype = next(self.image_projector.parameters()).dtype
         patches = clip_patches(self.vision_tower, pixel_values.to(dtype), self.config.num_vision_layers)
         levels = self.vision_tower_aux(pixel_values_aux.to(dtype))
         levels = [level.to(patches.device) for level in levels]  # a device map may have spread them

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from rexseek.data.readers import READERS
-from rexseek.data.sample import TsvImage
 from tests.drawn_data import (
     BOXES,
     conversation,
@@ -117,23 +116,46 @@ def write_refadv(folder: Path) -> Path:
     return write_lines(folder / "refadv.jsonl", [refadv_row()])
 
 
-def write_cot(folder: Path) -> Path:
+def write_tsv(folder: Path, images: str, annotations: str, row: dict) -> Path:
+    """Two lines about a.jpg, one of them written as Python writes bytes."""
     encoded = base64.b64encode((folder / "images" / "a.jpg").read_bytes())
     first = b"0\t" + encoded + b"\n"
-    (folder / "images" / "humanref_cot.images.tsv").write_bytes(first + b"1\tb'" + encoded + b"'\n")
+    (folder / "images" / images).write_bytes(first + b"1\tb'" + encoded + b"'\n")
+    path = folder / annotations
+    path.write_text("".join(f"{offset}\t{json.dumps(row)}\n" for offset in (0, len(first))))
+    return path
+
+
+def write_cot(folder: Path) -> Path:
     row = {
         "gt_boxes": XYWH,
         "region_map": {"the red one": [0], "a purple one": []},
         "think": "Person 1 ...",
     }
-    path = folder / "humanref_cot.annotations.tsv"
-    path.write_text("".join(f"{offset}\t{json.dumps(row)}\n" for offset in (0, len(first))))
-    return path
+    return write_tsv(folder, "humanref_cot.images.tsv", "humanref_cot.annotations.tsv", row)
+
+
+def write_rexverse(folder: Path, kind: str = "referring.annotations", **changes: object) -> Path:
+    phrases = ["a coloured one", "the blue one", "a coloured one"]
+    boxes = [{"bbox": box, "phrase": phrase} for box, phrase in zip(XYWH, phrases, strict=True)]
+    return write_tsv(folder, "0_9_image.tsv", f"0_9_{kind}.tsv", {"boxes": boxes, **changes})
+
+
+def write_grounded(folder: Path, **changes: object) -> Path:
+    phrases = [{"text": "two boxes", "boxes": [2, 0]}, {"text": "a box", "boxes": [1]}]
+    row = {
+        "image_name": "a.jpg",
+        "boxes": BOXES,
+        "caption": "Here two boxes stand beside a box.",
+        "phrases": phrases,
+    }
+    return write_lines(folder / "grounded.jsonl", [row | changes])
 
 
 WRITERS = {
     "allava": lambda folder: written(folder, [conversation("<image>\nSay.", "Three.", image="a.jpg")]),
     "coco": write_instances,
+    "grounded_captions": write_grounded,
     "humanref": write_referring,
     "humanref_cot": write_cot,
     "llava": write_conversations,
@@ -142,6 +164,7 @@ WRITERS = {
     "refadv": write_refadv,
     "refcoco": write_refcoco,
     "regions": write_regions,
+    "rexverse": write_rexverse,
 }
 
 
@@ -152,7 +175,8 @@ def written(folder: Path, content: object) -> Path:
 
 
 def options(name: str, folder: Path) -> dict:
-    return {"candidates": str(folder / "detections.jsonl")} if name == "refadv" else {}
+    needed = {"refadv": {"candidates": str(folder / "detections.jsonl")}, "rexverse": {"task": "refer"}}
+    return needed.get(name, {})
 
 
 @pytest.mark.parametrize("name", sorted(READERS))
@@ -177,8 +201,9 @@ def test_every_reader_keeps_the_contract(name: str, tmp_path: Path, images: Path
 @pytest.mark.parametrize("name", sorted(READERS))
 def test_every_reader_names_a_missing_file(name: str, tmp_path: Path, images: Path) -> None:
     write_detections(tmp_path)
-    with pytest.raises(ValueError, match=r"none\.annotations\.tsv: no such annotation file"):
-        READERS[name](tmp_path / "none.annotations.tsv", images, **options(name, tmp_path))
+    missing = tmp_path / "none_referring.annotations.tsv"
+    with pytest.raises(ValueError, match=r"none_referring\.annotations\.tsv: no such annotation file"):
+        READERS[name](missing, images, **options(name, tmp_path))
 
 
 def blocks(sample) -> dict:
@@ -323,23 +348,6 @@ def test_refadv_takes_images_out_of_parquet(tmp_path: Path, images: Path) -> Non
     found = str(tmp_path / "detections.jsonl")
     (sample,), _ = READERS["refadv"](tmp_path / "train.parquet", images, candidates=found)
     assert (images / "a.jpg").read_bytes() == content and sample.load_image().size == (200, 120)
-
-
-def test_humanref_cot_answers_and_images_inside_the_file(tmp_path: Path, images: Path) -> None:
-    first, second = READERS["humanref_cot"](write_cot(tmp_path), images)[0]
-    assert blocks(first) == {"the red one": (0,), "a purple one": ()}
-    assert first.boxes_xyxy_px.tolist() == BOXES and first.image.offset == 0 < second.image.offset
-    assert first.load_image().tobytes() == second.load_image().tobytes()
-    with pytest.raises(ValueError, match=r"at byte 3: (cannot be read|expected two columns)"):
-        TsvImage(first.image.file, 3).open()
-
-
-def test_humanref_cot_names_the_line(tmp_path: Path, images: Path) -> None:
-    path = write_cot(tmp_path)
-    good = path.read_text().splitlines()[0]
-    path.write_text(good + "\nno offset\n" + good.replace("[0]", "[9]") + "\n")
-    with pytest.raises(ValueError, match=r"(?s)tsv:2: expected a byte offset.*sample 3.*0\.\.2, got \[9\]"):
-        READERS["humanref_cot"](path, images)
 
 
 def test_jsonl_with_broken_lines_and_duplicate_ids(tmp_path: Path, images: Path) -> None:

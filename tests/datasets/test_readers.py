@@ -193,6 +193,7 @@ def test_options_are_checked_by_name() -> None:
     assert option_problems("humanref", {"unreachable": "skip"}) == []
     assert "has no option 'colour'" in option_problems("coco", {"colour": 1})[0]
     assert "unknown reader 'voc'" in option_problems("voc", {})[0]
+    assert option_problems("refadv", {}) == ["reader 'refadv' needs the option 'candidates'"]
     assert "lenient" in option_names("llava") and option_problems("llava", {"lenient": True}) == []
 
 

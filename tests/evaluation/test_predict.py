@@ -212,7 +212,7 @@ def test_annotation_without_a_key(place: Place) -> None:
     row = place.row(1, "a.png", "left")
     del row["referring"]
     place.write([row])
-    with pytest.raises(ValueError, match=r"line 1: has no 'referring'; it has id, image_name"):
+    with pytest.raises(ValueError, match=r"line 1: expected the keys id, image_name, .*missing referring"):
         place.predict(FirstTwo())
 
 

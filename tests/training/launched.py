@@ -46,7 +46,7 @@ def collate_and_note(self: PackedCollator, samples: list) -> dict[str, torch.Ten
 def train_and_keep_logits(self: StageTrainer, **options: object) -> object:
     result = train(self, **options)
     batch = self.data_collator([self.train_dataset[index] for index in range(4)])
-    del batch["labels"]
+    del batch["labels"], batch["source"]
     with torch.no_grad():
         logits = self.model.eval()(**batch).logits
     if RANK == 0:

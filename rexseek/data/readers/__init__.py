@@ -6,6 +6,7 @@ from typing import Any
 
 from rexseek.data.readers.allava import read_allava
 from rexseek.data.readers.coco import read_coco
+from rexseek.data.readers.grounded_captions import read_grounded_captions
 from rexseek.data.readers.humanref import read_humanref
 from rexseek.data.readers.humanref_cot import read_humanref_cot
 from rexseek.data.readers.llava import read_llava
@@ -15,10 +16,12 @@ from rexseek.data.readers.refadv import read_refadv
 from rexseek.data.readers.refcoco import read_refcoco
 from rexseek.data.readers.regions import read_regions
 from rexseek.data.readers.report import ReadReport
+from rexseek.data.readers.rexverse import read_rexverse
 
 READERS: dict[str, Callable] = {
     "allava": read_allava,
     "coco": read_coco,
+    "grounded_captions": read_grounded_captions,
     "humanref": read_humanref,
     "humanref_cot": read_humanref_cot,
     "llava": read_llava,
@@ -27,6 +30,7 @@ READERS: dict[str, Callable] = {
     "refadv": read_refadv,
     "refcoco": read_refcoco,
     "regions": read_regions,
+    "rexverse": read_rexverse,
 }
 
 __all__ = ["READERS", "ReadReport", "option_names", "option_problems"]
@@ -34,9 +38,7 @@ __all__ = ["READERS", "ReadReport", "option_names", "option_problems"]
 
 def option_names(reader: str) -> list[str]:
     """Names of a reader's options."""
-    parameters = inspect.signature(READERS[reader]).parameters.values()
-    own = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    return ["lenient", *own]
+    return ["lenient", "verify_images", *_options(reader)]
 
 
 def option_problems(reader: str, options: Mapping[str, Any]) -> list[str]:
@@ -44,8 +46,19 @@ def option_problems(reader: str, options: Mapping[str, Any]) -> list[str]:
     if reader not in READERS:
         return [f"unknown reader {reader!r}, expected one of {', '.join(sorted(READERS))}"]
     known = option_names(reader)
-    return [
+    unknown = [
         f"reader {reader!r} has no option {name!r}, it has {', '.join(known)}"
         for name in options
         if name not in known
     ]
+    missing = [
+        f"reader {reader!r} needs the option {name!r}"
+        for name, parameter in _options(reader).items()
+        if parameter.default is parameter.empty and name not in options
+    ]
+    return unknown + missing
+
+
+def _options(reader: str) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(READERS[reader]).parameters
+    return {name: value for name, value in parameters.items() if value.kind is value.KEYWORD_ONLY}

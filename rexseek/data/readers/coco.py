@@ -7,7 +7,8 @@ kinds of RLE masks are passed over: boxes are all that is learnt.
 from pathlib import Path
 from typing import Any
 
-from rexseek.data.readers.instances import ImageRow, checked_size, instance_reader
+from rexseek.data.readers.instance_table import ImageRow, checked_size
+from rexseek.data.readers.instances import instance_reader
 from rexseek.data.readers.report import require_keys
 from rexseek.tokens import check_plain_text
 

@@ -182,6 +182,9 @@ class _Lines:
         held_out = row.get("held_out", False)
         if not isinstance(held_out, bool):
             raise ValueError(f"{where}: expected true or false as held_out, got {held_out!r}")
+        for key in ("domain", "sub_domain"):
+            if not isinstance(row.get(key), str | None):
+                raise ValueError(f"{where}: {key}: expected a string, got {row[key]!r:.80}")
         indices = self.matching.indices(boxes, answers, where, self.report)
         if indices is None:
             return None

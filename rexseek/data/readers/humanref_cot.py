@@ -1,10 +1,9 @@
 """HumanRef-CoT-45k's answers (its chains of thought are not learnt): TSV files with images inside.
 
 Written against the published viewer (`tools/visualize_humanref_cot.py` of IDEA-Research/Rex-Thinker). A line
-of `NAME.annotations.tsv` is the byte offset of a line in `NAME.images.tsv` and a JSON object with `gt_boxes`,
-which the viewer draws as x, y, width, height in pixels (its docstring also says corners: many such boxes
-would be refused as lying outside, some would pass), and `region_map`, expression -> indices of boxes. A line
-of the images is a key and a base64 file.
+of `NAME.annotations.tsv` points into `NAME.images.tsv` (see `tsv`) and holds `gt_boxes`, which the viewer
+draws as x, y, width, height in pixels (its docstring also says corners: many such boxes would be refused as
+lying outside, some would pass), and `region_map`, expression -> indices of boxes.
 """
 
 from collections.abc import Iterator
@@ -13,17 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from rexseek.boxes import to_array, validate_boxes_xyxy_px, xywh_to_xyxy
-from rexseek.data.jsonl import parse_line, raw_lines
 from rexseek.data.prompts import QuestionStyle, detection_question
-from rexseek.data.readers.report import (
-    ReadReport,
-    generator_for,
-    reader,
-    require_keys,
-    require_list,
-    upright_size,
-)
-from rexseek.data.sample import Sample, TsvImage, Turn
+from rexseek.data.readers.report import ReadReport, generator_for, reader, require_list
+from rexseek.data.readers.tsv import TsvLine, read_tsv
+from rexseek.data.sample import Sample, Turn
 from rexseek.tokens import check_plain_text
 
 _ENDING = ".annotations.tsv"
@@ -49,41 +41,32 @@ def read_humanref_cot(
     Raises:
         ValueError: naming file and line.
     """
-    if not annotations.is_file():
-        raise ValueError(f"{annotations}: no such annotation file")
     if not annotations.name.endswith(_ENDING):
         raise ValueError(f"{annotations}: expected a name that ends in {_ENDING}")
     file = images / f"{annotations.name.removesuffix(_ENDING)}.images.tsv"
-    for number, raw in raw_lines(annotations):
-        report.rows += 1
+    for line in read_tsv(annotations, file, ("gt_boxes", "region_map"), report):
         sample = None
         with report.annotation():
-            sample = _sample(f"{annotations}:{number}", number, raw, annotations, file, question_style, seed)
+            sample = _sample(line, annotations.name, question_style, seed)
         if sample is not None:
             yield sample
 
 
-def _sample(
-    where: str, number: int, raw: bytes, path: Path, file: Path, style: QuestionStyle, seed: int
-) -> Sample:
-    offset, tab, content = raw.partition(b"\t")
-    if not tab or not offset.strip().isdigit():
-        raise ValueError(f"{where}: expected a byte offset, a tab and JSON, got {raw[:40]!r}")
-    row = parse_line(content, number, path)
-    require_keys(row, ("gt_boxes", "region_map"), where)
-    image = TsvImage(file, int(offset))
-    size = upright_size(image.open())
+def _sample(line: TsvLine, name: str, style: QuestionStyle, seed: int) -> Sample:
+    where, row = line.where, line.row
     boxes_xywh = to_array(row["gt_boxes"], f"{where}: gt_boxes").astype(np.float64)
-    boxes = validate_boxes_xyxy_px(xywh_to_xyxy(boxes_xywh), *size, f"{where}: gt_boxes")
+    boxes = validate_boxes_xyxy_px(xywh_to_xyxy(boxes_xywh), *line.size, f"{where}: gt_boxes")
     if not isinstance(row["region_map"], dict):
         raise ValueError(f"{where}: region_map: expected an object, got {row['region_map']!r:.80}")
     turns = []
     for text, indices in row["region_map"].items():
         expression = check_plain_text(text, f"{where}: region_map")
         for index in require_list(indices, f"{where}: {expression!r}"):
-            if type(index) is not int:
-                raise ValueError(f"{where}: {expression!r}: expected indices of boxes, got {index!r}")
-        question = detection_question([expression], style, generator_for(seed, path.name, number, expression))
+            if type(index) is not int or not 0 <= index < len(boxes):
+                raise ValueError(
+                    f"{where}: {expression!r}: expected indices of {len(boxes)} boxes, got {index!r}"
+                )
+        question = detection_question([expression], style, generator_for(seed, name, line.number, expression))
         answers = tuple(sorted(set(indices)))
-        turns.append(Turn(question, blocks=((expression, answers),), id=f"{number}/{len(turns)}"))
-    return Sample(str(number), "humanref_cot", image, *size, boxes, tuple(turns))
+        turns.append(Turn(question, blocks=((expression, answers),), id=f"{line.number}/{len(turns)}"))
+    return Sample(str(line.number), "humanref_cot", line.image, *line.size, boxes, tuple(turns))

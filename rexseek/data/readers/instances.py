@@ -1,10 +1,5 @@
-"""Files in COCO's instances format, read as a stream: what COCO, LVIS and Objects365 share.
+"""Detection by name out of COCO's instances format: what COCO, LVIS and Objects365 share."""
 
-A file of any size is read in three passes (categories, images, annotations) that keep numbers only, so that
-memory grows by about 200 bytes an image and 60 an annotation, not with the masks that are passed over.
-"""
-
-from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,36 +9,10 @@ import numpy as np
 
 from rexseek.boxes import validate_boxes_xyxy_px, xywh_to_xyxy
 from rexseek.data.prompts import QuestionStyle, detection_question
-from rexseek.data.readers.report import (
-    ReadReport,
-    generator_for,
-    image_size,
-    read_json,
-    reader,
-    require_keys,
-)
+from rexseek.data.readers.instance_table import ImageRow, InstanceTable, read_table
+from rexseek.data.readers.report import ReadReport, generator_for, image_size, reader
 from rexseek.data.sample import Sample, Turn
-from rexseek.tokens import MAX_OBJECTS, check_plain_text
-
-
-@dataclass(frozen=True, slots=True)  # there may be millions
-class ImageRow:
-    """One entry of `images`.
-
-    Attributes:
-        id: of the file.
-        name: path below the folder of images.
-        width, height: pixels as annotated.
-        absent: names that are known to be absent; None if every name without an instance is.
-        incomplete: names of which not all instances are annotated; they are never asked.
-    """
-
-    id: Any
-    name: str
-    width: int
-    height: int
-    absent: tuple[str, ...] | None = None
-    incomplete: frozenset[str] = frozenset()
+from rexseek.tokens import MAX_OBJECTS
 
 
 @dataclass(frozen=True)
@@ -62,41 +31,6 @@ class Asking:
                 f"expected max_phrases >= 1 and absent_ratio >= 0, "
                 f"got {self.max_phrases} and {self.absent_ratio}"
             )
-
-
-@dataclass(frozen=True)
-class InstanceTable:
-    """Images, and A instances as numbers.
-
-    Attributes:
-        images: in the file's order.
-        names: of the categories, in the file's order.
-        image, category: int64 [A], places among `images` (ascending) and `names`.
-        boxes_xywh: float64 [A, 4], pixels.
-        ids: of the annotations, [A].
-        crowds: (image, category) places of crowds, which are no instances: present, but not to be chosen.
-    """
-
-    images: list[ImageRow]
-    names: list[str]
-    image: np.ndarray
-    category: np.ndarray
-    boxes_xywh: np.ndarray
-    ids: list[Any] | np.ndarray
-    crowds: frozenset[tuple[int, int]]
-
-    def instances(self, place: int) -> range:
-        """The rows of the instances of image number `place`, in the file's order."""
-        return range(*np.searchsorted(self.image, [place, place + 1]).tolist())
-
-    def absent(self, place: int) -> list[str]:
-        """The names of which the image has neither an instance nor a crowd, in alphabetical order."""
-        rows = self.instances(place)
-        present = {self.names[number] for number in self.category[rows.start : rows.stop]}
-        possible = self.images[place].absent
-        if possible is None:
-            possible = (name for n, name in enumerate(self.names) if (place, n) not in self.crowds)
-        return sorted(set(possible) - present)
 
 
 def instance_reader(
@@ -146,112 +80,6 @@ def instance_reader(
         yield from instance_samples(table, report, annotations, images, source, asking)
 
     return read_instances
-
-
-def checked_size(entry: dict[str, Any], where: str) -> tuple[int, int]:
-    """Width and height, or ValueError if they are no positive integers."""
-    size = entry["width"], entry["height"]
-    if any(type(value) is not int or value < 1 for value in size):
-        raise ValueError(f"{where}: expected width and height in pixels, got {size[0]!r} and {size[1]!r}")
-    return size
-
-
-def stream_items(path: Path, key: str) -> Iterator[Any]:
-    """The items of the list under a top-level key of a JSON file, one by one.
-
-    Raises:
-        ValueError: missing or no JSON, naming the file and line.
-    """
-    import ijson  # of the train extra
-
-    if not path.is_file():
-        raise ValueError(f"{path}: no such annotation file")
-    try:
-        with open(path, "rb") as file:
-            yield from ijson.items(file, f"{key}.item", use_float=True)
-    except ijson.JSONError as error:
-        read_json(path)  # says where
-        raise ValueError(f"{path}: expected JSON, got {error}") from error
-
-
-def read_table(
-    annotations: Path,
-    report: ReadReport,
-    category_name: Callable[[dict], str],
-    image_row: Callable[[dict, dict[Any, str]], ImageRow],
-) -> InstanceTable:
-    """Read an instances file; crowds are skipped and counted.
-
-    Args:
-        category_name: the phrase that asks for a category.
-        image_row: an entry of `images`, given the names of the categories by id.
-    """
-    names: dict[Any, str] = {}
-    for entry in stream_items(annotations, "categories"):
-        require_keys(entry, ("id", "name"), f"{annotations}: categories")
-        names[entry["id"]] = check_plain_text(category_name(entry), f"{annotations}: category {entry['id']}")
-    images: list[ImageRow] = []
-    places: dict[Any, int] = {}
-    for entry in stream_items(annotations, "images"):
-        with report.annotation():
-            row = image_row(entry, names)
-            if row.id in places:
-                raise ValueError(f"{annotations}: image {row.id}: expected each id once, got it twice")
-            places[row.id] = len(images)
-            images.append(row)
-    empty = [key for key, found in (("categories", names), ("images", images)) if not found]
-    if empty and not report.errors:
-        raise ValueError(
-            f"{annotations}: expected the lists images, annotations, categories, "
-            f"missing or empty: {', '.join(empty)}"
-        )
-    return _with_annotations(annotations, report, images, names, places)
-
-
-def _with_annotations(
-    annotations: Path,
-    report: ReadReport,
-    images: list[ImageRow],
-    names: dict[Any, str],
-    places: dict[Any, int],
-) -> InstanceTable:
-    number = {identity: index for index, identity in enumerate(names)}
-    image, category, boxes, ids = array("q"), array("q"), array("d"), []
-    crowds = set()
-    for entry in stream_items(annotations, "annotations"):
-        report.rows += 1
-        with report.annotation():
-            where = f"{annotations}: annotation {entry.get('id') if isinstance(entry, dict) else entry!r}"
-            require_keys(entry, ("id", "image_id", "category_id", "bbox"), where)
-            if entry["category_id"] not in names:
-                raise ValueError(
-                    f"{where}: expected a category of the file, got category_id {entry['category_id']}"
-                )
-            if entry["image_id"] not in places:
-                raise ValueError(f"{where}: expected an image of the file, got image_id {entry['image_id']}")
-            place, name = places[entry["image_id"]], number[entry["category_id"]]
-            if entry.get("iscrowd"):
-                crowds.add((place, name))
-                report.skip("crowd", where)
-                continue
-            box = entry["bbox"]
-            if not isinstance(box, list) or len(box) != 4 or any(type(v) not in (int, float) for v in box):
-                raise ValueError(f"{where}: expected a bbox of four numbers, got {box!r}")
-            image.append(place)
-            category.append(name)
-            boxes.extend(box)
-            ids.append(entry["id"])
-    order = np.argsort(np.array(image, dtype=np.int64), kind="stable")
-    plain = all(type(value) is int for value in ids)
-    return InstanceTable(
-        images,
-        list(names.values()),
-        np.array(image, dtype=np.int64)[order],
-        np.array(category, dtype=np.int64)[order],
-        np.array(boxes, dtype=np.float64).reshape(-1, 4)[order],
-        np.array(ids, dtype=np.int64)[order] if plain else [ids[index] for index in order],
-        frozenset(crowds),
-    )
 
 
 def instance_samples(

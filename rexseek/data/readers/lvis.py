@@ -11,8 +11,9 @@ COCO's `train2017` and `val2017`. There are no crowds. (v0.5, with other file na
 from pathlib import Path
 from typing import Any
 
-from rexseek.data.readers.instances import ImageRow, checked_size, instance_reader
-from rexseek.data.readers.report import require_keys
+from rexseek.data.readers.instance_table import ImageRow, checked_size
+from rexseek.data.readers.instances import instance_reader
+from rexseek.data.readers.report import require_id, require_keys, require_list
 from rexseek.tokens import check_plain_text
 
 
@@ -28,10 +29,11 @@ def _image(annotations: Path, entry: Any, names: dict[int, str]) -> ImageRow:
         raise ValueError(f"{where}: expected a coco_url .../folder/file.jpg, got {entry['coco_url']!r}")
     listed = {}
     for key in ("neg_category_ids", "not_exhaustive_category_ids"):
-        unknown = [number for number in entry[key] if number not in names]
+        numbers = [require_id(n, f"{where}: {key}") for n in require_list(entry[key], f"{where}: {key}")]
+        unknown = [number for number in numbers if number not in names]
         if unknown:
             raise ValueError(f"{where}: {key}: expected categories of the file, got {unknown}")
-        listed[key] = tuple(names[number] for number in entry[key])
+        listed[key] = tuple(names[number] for number in numbers)
     return ImageRow(
         entry["id"],
         "/".join(parts),

@@ -11,7 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rexseek.data.readers.coco import coco_image
-from rexseek.data.readers.instances import ImageRow, instance_reader
+from rexseek.data.readers.instance_table import ImageRow
+from rexseek.data.readers.instances import instance_reader
 
 
 def _image(annotations: Path, entry: Any, _names: dict[Any, str]) -> ImageRow:

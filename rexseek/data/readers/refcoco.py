@@ -17,13 +17,14 @@ from rexseek.data.candidates import MATCH_IOU, detections_of, read_detections
 from rexseek.data.prompts import QuestionStyle, detection_question
 from rexseek.data.readers.coco import coco_image
 from rexseek.data.readers.humanref import Matching, Unreachable
-from rexseek.data.readers.instances import InstanceTable, read_table
+from rexseek.data.readers.instance_table import InstanceTable, read_table
 from rexseek.data.readers.report import (
     ReadReport,
     generator_for,
     image_size,
     read_json,
     reader,
+    require_id,
     require_keys,
     require_list,
 )
@@ -74,6 +75,8 @@ def read_refcoco(
         with report.annotation():
             where = f"{annotations}: ref {ref.get('ref_id', number) if isinstance(ref, dict) else number}"
             require_keys(ref, _KEYS, where)
+            for key in ("ann_id", "image_id"):
+                require_id(ref[key], f"{where}: {key}")
             if ref["split"] == split:
                 report.rows += 1
                 by_image.setdefault(ref["image_id"], []).append((where, ref))

@@ -3,10 +3,13 @@
 import functools
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from rexseek.data.jsonl import parse_line, raw_lines
 from rexseek.data.sample import Sample
 
 _LISTED = 20
+_TOGETHER = 256  # images that are decoded together
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
 
@@ -150,12 +154,21 @@ def require_list(value: Any, what: str) -> list:
     return value
 
 
+def require_id(value: Any, what: str) -> int | str:
+    """The value, or ValueError if it is neither a whole number nor a string."""
+    if not isinstance(value, int | str):
+        raise ValueError(f"{what}: expected a whole number or a string, got {value!r:.80}")
+    return value
+
+
 def reader(source: str) -> Callable[[Callable[..., Iterator[Sample]]], Callable]:
     """Make a reader of a generator `(report, annotations, images, *, options) -> samples`.
 
-    The reader takes (annotations, images, *, lenient=False, options) and returns (samples, report); its
-    attribute `stream` is the same with samples that are read one by one. With `lenient` what cannot be used
-    is skipped, counted and listed; else it is an error that names all problems, up to a limit.
+    The reader takes (annotations, images, *, lenient=False, verify_images=False, options) and returns
+    (samples, report); its attribute `stream` is the same with samples that are read one by one. With
+    `lenient` what cannot be used is skipped, counted and listed; else it is an error that names all problems,
+    up to a limit. With `verify_images` every image is decoded, in threads, and what cannot be is treated
+    alike; without, most readers look at the header only.
 
     Args:
         source: name of the data set in reports.
@@ -163,10 +176,18 @@ def reader(source: str) -> Callable[[Callable[..., Iterator[Sample]]], Callable]
 
     def decorate(generate: Callable[..., Iterator[Sample]]) -> Callable:
         def stream(
-            annotations: Path, images: Path, *, lenient: bool = False, **options: Any
+            annotations: Path,
+            images: Path,
+            *,
+            lenient: bool = False,
+            verify_images: bool = False,
+            **options: Any,
         ) -> tuple[Iterator[Sample], ReadReport]:
             report = ReadReport(source, str(annotations), lenient=lenient)
-            return _counted(generate(report, annotations, images, **options), report), report
+            samples = generate(report, annotations, images, **options)
+            if verify_images:
+                samples = _verified(samples, report)
+            return _counted(samples, report), report
 
         @functools.wraps(generate)
         def read(annotations: Path, images: Path, **options: Any) -> tuple[list[Sample], ReadReport]:
@@ -185,6 +206,31 @@ def _counted(samples: Iterator[Sample], report: ReadReport) -> Iterator[Sample]:
         report.turns += len(sample.turns)
         yield sample
     report.raise_errors()
+
+
+def _verified(samples: Iterator[Sample], report: ReadReport) -> Iterator[Sample]:
+    """The samples without image and those whose image can be decoded; the others are problems."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        while some := list(islice(samples, _TOGETHER)):
+            for sample, problem in zip(some, pool.map(image_problem, some), strict=True):
+                if problem is None:
+                    yield sample
+                elif report.lenient:
+                    report.skip("unreadable image", problem)
+                else:
+                    with report.annotation():
+                        raise ValueError(problem)
+
+
+def image_problem(sample: Sample) -> str | None:
+    """What is wrong with the sample's image, in words; None if nothing is or there is none."""
+    if sample.image is None:
+        return None
+    try:
+        sample.load_image()
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _text(path: Path) -> str:

@@ -273,7 +273,7 @@ def test_marks(place) -> None:
         assert "from 1 to 3" in asked_text(request)
         assert np.asarray(sent_picture(request)).max() > 150  # the image itself is black
 
-        with pytest.raises(ValueError, match="line 1: has no 'candidate_boxes'"):
+        with pytest.raises(ValueError, match=r"line 1: expected the keys .*missing candidate_boxes"):
             here.ask(stub, "refadv", convention="marks")
         here.output.unlink()
         boxes = here.folder / "detected.jsonl"
