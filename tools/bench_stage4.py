@@ -97,7 +97,9 @@ def recipe(side: str, folder: Path, parsed: argparse.Namespace) -> TrainConfig:
             dtype="float32" if parsed.size == "tiny" else "bfloat16", gradient_checkpointing=True
         ),
         optim=OptimConfig(steps=parsed.steps, batch_size=parsed.rows, micro_batch_size=parsed.micro),
-        engine=EngineConfig(deepspeed=None if parsed.deepspeed == "none" else parsed.deepspeed),
+        engine=EngineConfig(
+            deepspeed=None if parsed.deepspeed == "none" else parsed.deepspeed, logging_steps=1
+        ),
     )
     config.data.train = [SourceConfig("humanref", str(toy / "annotations.jsonl"), str(toy / "images"))]
     config.data.max_length = 4096
@@ -123,9 +125,10 @@ def train(side: str, folder: Path, parsed: argparse.Namespace) -> None:
         figures["device"] = "cpu"
         kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         figures[f"peak_gibibytes_{side}"] = round(kibibytes / 2**20, 2)
-    flops = needed_flops(config).of(
-        figures[f"tokens_per_second_{side}"], timing["images_per_second"] * to_median
-    )
+    log = [json.loads(line) for line in (folder / side / "log.jsonl").open()]
+    supervised = sum(line.get("supervised_tokens", 0) for line in log) / parsed.steps / step  # per second
+    images = timing["images_per_second"] * to_median
+    flops = needed_flops(config).of(figures[f"tokens_per_second_{side}"], supervised, images)
     peak = peak_flops(figures["device"])
     figures[f"teraflops_per_second_{side}"] = round(flops / 1e12, 3)
     figures[f"mfu_{side}"] = None if peak is None else round(flops / peak, 4)
