@@ -51,7 +51,6 @@ def launch(
         "optim.max_grad_norm=1000",
         "optim.warmup_ratio=0",
         "data.max_turns=1",
-        "model.dtype=float32",
         "engine.logging_steps=1",
         "engine.validation_steps=2",
         *overrides,
