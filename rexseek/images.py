@@ -36,7 +36,7 @@ def load_image(image: ImageInput) -> Image.Image:
         image = _from_array(image)
     if not isinstance(image, Image.Image):
         raise ValueError(f"image: expected a path, PIL image, array or tensor, got {type(image).__name__}")
-    return _to_rgb(image, "image")
+    return _to_rgb(ImageOps.exif_transpose(image), "image")
 
 
 def _read(path: Path) -> Image.Image:
@@ -49,6 +49,7 @@ def _read(path: Path) -> Image.Image:
     try:
         with Image.open(path) as opened:
             opened.load()
+            ImageOps.exif_transpose(opened, in_place=True)  # ours, so that no copy is needed
             return _to_rgb(opened, f"image {path}")
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"image {path}: cannot be read ({error})") from error
@@ -65,7 +66,7 @@ def _from_array(array: np.ndarray) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image, what: str) -> Image.Image:
-    image = ImageOps.exif_transpose(image)
+    """A new RGB image of an upright one."""
     if image.width == 0 or image.height == 0:
         raise ValueError(f"{what}: expected at least one pixel, got size {image.size}")
     if image.mode == "I" or image.mode.startswith("I;16"):

@@ -108,21 +108,27 @@ def render_answer(blocks: Sequence[tuple[str, Sequence[int]]]) -> str:
     """
     if not blocks:
         raise ValueError("an answer needs at least one (phrase, indices) pair, got none")
-    parts = []
-    for phrase, indices in blocks:
-        phrase = check_plain_text(phrase, "phrase of an answer")
-        numbers = sorted(int(index) for index in indices)
-        if len(set(numbers)) != len(numbers):
-            raise ValueError(f"phrase {phrase!r}: expected distinct object indices, got {numbers}")
-        if numbers and not 0 <= numbers[0] <= numbers[-1] < MAX_OBJECTS:
-            raise ValueError(
-                f"phrase {phrase!r}: expected object indices in 0..{MAX_OBJECTS - 1}, got {numbers}"
-            )
-        objects = "".join(OBJECT_TOKENS[number] for number in numbers)
-        parts.append(f"{GROUND_START}{phrase}{GROUND_END}{OBJECTS_START}{objects}{OBJECTS_END}")
     if all(len(indices) == 0 for _, indices in blocks):
+        for phrase, _ in blocks:
+            check_plain_text(phrase, "phrase of an answer")
         return REFUSAL
-    return "".join(parts)
+    return "".join(render_block(phrase, indices) for phrase, indices in blocks)
+
+
+def render_block(phrase: str, indices: Sequence[int]) -> str:
+    """Write a phrase and its objects, indices ascending.
+
+    Raises:
+        ValueError: a bad phrase, a repeated index, or an index outside 0..99.
+    """
+    phrase = check_plain_text(phrase, "phrase of an answer")
+    numbers = sorted(int(index) for index in indices)
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"phrase {phrase!r}: expected distinct object indices, got {numbers}")
+    if numbers and not 0 <= numbers[0] <= numbers[-1] < MAX_OBJECTS:
+        raise ValueError(f"phrase {phrase!r}: expected object indices in 0..{MAX_OBJECTS - 1}, got {numbers}")
+    objects = "".join(OBJECT_TOKENS[number] for number in numbers)
+    return f"{GROUND_START}{phrase}{GROUND_END}{OBJECTS_START}{objects}{OBJECTS_END}"
 
 
 def parse_answer(text: str, num_objects: int) -> ParsedAnswer:

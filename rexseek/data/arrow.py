@@ -138,6 +138,8 @@ def _decode(row: dict[str, Any]) -> Sample:
     for turn in json.loads(row["turns"]):
         if "blocks" in turn:
             turn["blocks"] = tuple((phrase, tuple(indices)) for phrase, indices in turn["blocks"])
+        if "around" in turn:
+            turn["around"] = tuple(turn["around"])
         turns.append(Turn(**turn))
     return Sample(
         row["id"],

@@ -174,7 +174,7 @@ def _changed(expression: str, absent: Sequence[str]) -> Iterator[str]:
 
 def _expression(turn: Turn) -> str | None:
     """The expression of a turn that grounds a single one, else None."""
-    if turn.blocks is None or len(turn.blocks) != 1 or turn.is_rejection:
+    if turn.blocks is None or turn.around is not None or len(turn.blocks) != 1 or turn.is_rejection:
         return None
     return turn.blocks[0][0]
 

@@ -31,6 +31,12 @@ _CAPTION = (
     "Please describe the picture.",
     "Give a description of the image.",
 )
+_GROUNDED_CAPTION = (
+    "Please briefly describe this image in one sentence and detect all the mentioned objects. "
+    "Answer the question with grounded object indexes.",  # as ChatRex, RexSeek's predecessor, is asked
+    "Describe this image and point out every object you mention. Answer with object indexes.",
+    "What is in this image, and where? Answer with grounded object indexes.",
+)
 
 
 def detection_question(phrases: list[str], style: QuestionStyle, generator: np.random.Generator) -> str:
@@ -61,3 +67,10 @@ def description_question(index: int, generator: np.random.Generator) -> str:
 def caption_question(generator: np.random.Generator) -> str:
     """Ask for a caption."""
     return str(generator.choice(_CAPTION))
+
+
+def grounded_caption_question(generator: np.random.Generator) -> str:
+    """Ask for a caption whose phrases name their objects; the first wording is the usual one."""
+    if generator.random() < _RELEASED_SHARE:
+        return _GROUNDED_CAPTION[0]
+    return str(generator.choice(_GROUNDED_CAPTION))

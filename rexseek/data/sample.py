@@ -6,13 +6,14 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from rexseek.images import load_image
-from rexseek.tokens import MAX_OBJECTS, check_plain_text, render_answer
+from rexseek.tokens import MAX_OBJECTS, check_plain_text, render_answer, render_block
 
 _MENTION = re.compile(r"<obj(\d+)>")
 
@@ -25,6 +26,7 @@ class Turn:
         question: what the user asks; may mention `<objN>` where a reader built it from structured data.
         answer: free text, or
         blocks: (phrase, answer indices) pairs, rendered as a grounded answer; exactly one of both is given.
+        around: of a grounded caption: the text before each block, and after the last one.
         domain, sub_domain: of the benchmark's schema, if any.
         id: of the annotation, for reports.
         held_out: the annotation belongs to a combination never seen in training.
@@ -35,6 +37,7 @@ class Turn:
     question: str
     answer: str | None = None
     blocks: tuple[tuple[str, tuple[int, ...]], ...] | None = None
+    around: tuple[str, ...] | None = None
     domain: str | None = None
     sub_domain: str | None = None
     id: str | None = None
@@ -49,10 +52,17 @@ class Turn:
             )
         if self.blocks is not None and not self.blocks:
             raise ValueError(f"turn {self.id}: expected at least one (phrase, indices) block, got none")
+        if self.around is not None and len(self.around) != len(self.blocks or ()) + 1:
+            raise ValueError(
+                f"turn {self.id}: expected text around {len(self.blocks or ())} blocks, got {self.around!r}"
+            )
 
     @property
     def answer_text(self) -> str:
         """The text to learn, without the closing token."""
+        if self.around is not None:
+            blocks = (render_block(phrase, indices) for phrase, indices in self.blocks)
+            return "".join(chain(*zip(self.around, blocks, strict=False), self.around[-1:]))
         return render_answer(self.blocks) if self.blocks is not None else self.answer
 
     @property
@@ -174,6 +184,8 @@ class Sample:
         check_plain_text(_MENTION.sub("", turn.question), f"{what}: question")
         if turn.answer is not None:
             check_plain_text(_MENTION.sub("", turn.answer), f"{what}: answer")
+        for text in filter(str.strip, turn.around or ()):
+            check_plain_text(text, f"{what}: caption")
         for phrase, indices in turn.blocks or ():
             check_plain_text(phrase, f"{what}: phrase")
             if len(set(indices)) != len(indices):

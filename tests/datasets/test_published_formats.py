@@ -141,9 +141,21 @@ def write_rexverse(folder: Path, kind: str = "referring.annotations", **changes:
     return write_tsv(folder, "0_9_image.tsv", f"0_9_{kind}.tsv", {"boxes": boxes, **changes})
 
 
+def write_grounded(folder: Path, **changes: object) -> Path:
+    phrases = [{"text": "two boxes", "boxes": [2, 0]}, {"text": "a box", "boxes": [1]}]
+    row = {
+        "image_name": "a.jpg",
+        "boxes": BOXES,
+        "caption": "Here two boxes stand beside a box.",
+        "phrases": phrases,
+    }
+    return write_lines(folder / "grounded.jsonl", [row | changes])
+
+
 WRITERS = {
     "allava": lambda folder: written(folder, [conversation("<image>\nSay.", "Three.", image="a.jpg")]),
     "coco": write_instances,
+    "grounded_captions": write_grounded,
     "humanref": write_referring,
     "humanref_cot": write_cot,
     "llava": write_conversations,

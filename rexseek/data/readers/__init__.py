@@ -6,6 +6,7 @@ from typing import Any
 
 from rexseek.data.readers.allava import read_allava
 from rexseek.data.readers.coco import read_coco
+from rexseek.data.readers.grounded_captions import read_grounded_captions
 from rexseek.data.readers.humanref import read_humanref
 from rexseek.data.readers.humanref_cot import read_humanref_cot
 from rexseek.data.readers.llava import read_llava
@@ -20,6 +21,7 @@ from rexseek.data.readers.rexverse import read_rexverse
 READERS: dict[str, Callable] = {
     "allava": read_allava,
     "coco": read_coco,
+    "grounded_captions": read_grounded_captions,
     "humanref": read_humanref,
     "humanref_cot": read_humanref_cot,
     "llava": read_llava,

@@ -62,8 +62,10 @@ def _sample(line: TsvLine, name: str, style: QuestionStyle, seed: int) -> Sample
     for text, indices in row["region_map"].items():
         expression = check_plain_text(text, f"{where}: region_map")
         for index in require_list(indices, f"{where}: {expression!r}"):
-            if type(index) is not int:
-                raise ValueError(f"{where}: {expression!r}: expected indices of boxes, got {index!r}")
+            if type(index) is not int or not 0 <= index < len(boxes):
+                raise ValueError(
+                    f"{where}: {expression!r}: expected indices of {len(boxes)} boxes, got {index!r}"
+                )
         question = detection_question([expression], style, generator_for(seed, name, line.number, expression))
         answers = tuple(sorted(set(indices)))
         turns.append(Turn(question, blocks=((expression, answers),), id=f"{line.number}/{len(turns)}"))
