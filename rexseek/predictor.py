@@ -332,7 +332,7 @@ def _check_boxes(image: ImageInput, boxes: BoxArray, box_format: str, picture: I
 def _stage(folder: Path) -> int | None:
     """The stage whose training wrote a checkpoint folder, None where that is not recorded."""
     try:
-        return json.loads((folder / "metrics.json").read_text(encoding="utf-8")).get("stage")
+        return json.loads((folder / "training.json").read_text(encoding="utf-8")).get("stage")
     except (OSError, ValueError, AttributeError):
         return None
 

@@ -233,6 +233,6 @@ def test_a_stage_1_checkpoint_is_warned_about(tiny_processor, tmp_path, caplog):
     tiny_processor.save_pretrained(tmp_path)
     for stage, warned in ((1, True), (4, False)):
         caplog.clear()
-        (tmp_path / "metrics.json").write_text(json.dumps({"stage": stage}))
+        (tmp_path / "training.json").write_text(json.dumps({"stage": stage}))
         RexSeekPredictor.from_pretrained(tmp_path, device="cpu")
         assert ("is of stage 1" in caplog.text) == warned

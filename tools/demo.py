@@ -42,7 +42,8 @@ def main() -> None:
 
 
 class MemoryWatch:
-    """Samples, twice a second, the memory of this process and all its children (shared pages counted once).
+    """Samples, every two seconds, the memory of this process and all its children (shared pages counted
+    once; more often would take a tenth of a core).
 
     Attributes:
         peak_gib: the highest sum seen.
@@ -61,7 +62,7 @@ class MemoryWatch:
                     memory = process.memory_full_info()
                     total += getattr(memory, "pss", memory.uss)
             self.peak_gib = max(self.peak_gib, total / 1024**3)
-            time.sleep(0.5)
+            time.sleep(2)
 
 
 def _timed(job, *arguments) -> float:
@@ -88,7 +89,7 @@ def draw_data(data: Path) -> None:
 
 def train_stage(stage: int, arguments: argparse.Namespace) -> None:
     folder = arguments.output / f"stage{stage}"
-    if (folder / "metrics.json").is_file():
+    if (folder / "training.json").is_file():
         print(f"\n{folder} is already trained")
         return
     overrides = [f"output={folder}", f"root={arguments.data}"]
@@ -139,7 +140,7 @@ def report(arguments: argparse.Namespace, seconds: dict[str, float], total: floa
     """What was measured: held-out losses of the stages, times, memory, and where things are."""
     print("\nHeld-out loss of each stage, before and after:")
     for stage in (1, 2, 3, 4):
-        metrics = json.loads((arguments.output / f"stage{stage}" / "metrics.json").read_text())
+        metrics = json.loads((arguments.output / f"stage{stage}" / "training.json").read_text())
         line = f"  stage {stage}: {metrics['eval_loss_before']:.3f} -> {metrics['eval_loss']:.3f}"
         if "detection" in metrics:
             line += f", recall of detection by name {100 * metrics['detection']['recall']:.1f} %"

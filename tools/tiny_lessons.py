@@ -235,7 +235,7 @@ def ask_everything(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object
 
 
 LESSONS = (
-    Lesson("facts", 1500, 20, ask_facts, "grounded"),
-    Lesson("expressions", 2000, 20, ask_expressions, "grounded"),
-    Lesson("everything", 2000, 16, ask_everything, "chat", image=True),
+    Lesson("facts", 1050, 20, ask_facts, "grounded"),
+    Lesson("expressions", 1450, 20, ask_expressions, "grounded"),
+    Lesson("everything", 1700, 16, ask_everything, "chat", image=True),
 )

@@ -36,6 +36,7 @@ from rexseek.data.collate import pack_row, pad_rows
 from rexseek.data.toy.world import Scene
 from rexseek.model.object_tokens import sine_embedding
 from rexseek.tokens import IGNORE_INDEX, IM_END, IMAGE_TOKEN_ID, OBJECT_FEATURE_TOKEN_ID, OBJECT_TOKENS
+from rexseek.training.setup import bound_cpu_caches
 
 logger = logging.getLogger(__name__)
 
@@ -281,6 +282,7 @@ def pretrain_llm(
     learning_rate: float = 2e-3,
 ) -> None:
     """Teach all lessons on `scenes` (the last 60 are for measuring) and write `output`/llm."""
+    bound_cpu_caches()
     torch.manual_seed(0)
     phrases = sorted({phrase for scene, _ in scenes for own in phrases_of(scene) for phrase in own})
     student, teacher = Student(tokenizer, phrases), Teacher(tokenizer, "lessons")

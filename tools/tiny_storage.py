@@ -25,7 +25,7 @@ def main() -> None:
     model.save_pretrained(arguments.output, state_dict=half_precision(model))
     for name in ("processor_config.json", "tokenizer.json", "tokenizer_config.json", "train_config.yaml"):
         shutil.copy2(arguments.checkpoint / name, arguments.output / name)
-    shutil.copy2(arguments.checkpoint / "metrics.json", arguments.output / "metrics.json")
+    shutil.copy2(arguments.checkpoint / "training.json", arguments.output / "training.json")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ PLAN = StagePlan(
     stage=4,
     title="referring",
     trainable=("image_projector", "object_projector", "language_model", "vision_tower", "vision_tower_aux"),
+    referring=True,
 )
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     CLIPVisionModel,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -44,9 +46,20 @@ def checkpoint_problem(folder: Path) -> str | None:
 
 
 def load_model(
-    folder: Path, dtype: str | torch.dtype, attn_implementation: str
+    folder: Path,
+    dtype: str | torch.dtype,
+    attn_implementation: str,
+    quantization: BitsAndBytesConfig | None = None,
+    device: str | torch.device | None = None,
 ) -> RexSeekForConditionalGeneration:
-    """Load a checkpoint folder, on the CPU and in evaluation mode.
+    """Load a checkpoint folder, in evaluation mode.
+
+    Args:
+        folder: with config.json and model.safetensors.
+        dtype: of what is not quantised.
+        attn_implementation: of the whole model.
+        quantization: of the language model's layers.
+        device: default: the CPU.
 
     Raises:
         ValueError: the folder is not a RexSeek checkpoint, is incomplete or cannot be read.
@@ -56,7 +69,12 @@ def load_model(
         raise ValueError(f"checkpoint {folder}: {problem}")
     try:
         return RexSeekForConditionalGeneration.from_pretrained(
-            folder, dtype=dtype, attn_implementation=attn_implementation, use_safetensors=True
+            folder,
+            dtype=dtype,
+            attn_implementation=attn_implementation,
+            use_safetensors=True,
+            quantization_config=quantization,
+            device_map=device and {"": device},
         )
     except (OSError, RuntimeError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise ValueError(f"checkpoint {folder}: cannot be loaded ({error})") from error
@@ -90,9 +108,9 @@ def initial_model(
     Raises:
         ValueError: weights that are not what they should be, or parts that do not fit each other.
     """
-    tower = CLIPVisionModel.from_pretrained(clip, dtype=dtype)
+    tower = _complete(CLIPVisionModel, clip, dtype)
     tower_aux, depths, dims = _load_convnext(convnext)
-    llm = AutoModelForCausalLM.from_pretrained(language_model, dtype=dtype)
+    llm = _complete(AutoModelForCausalLM, language_model, dtype)
     bare_tokenizer = AutoTokenizer.from_pretrained(language_model)
     tokenizer = with_required_tokens(bare_tokenizer)
     config = RexSeekConfig(
@@ -115,6 +133,18 @@ def initial_model(
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(IM_END)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model.train(), tokenizer
+
+
+def _complete(kind: Any, source: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A pretrained model; transformers itself would fill missing weights at random, with a warning."""
+    model, report = kind.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"{source}: expected weights of a {type(model).__name__}, {len(missing)} of its tensors are "
+            f"missing, first {missing[0]}"
+        )
+    return model
 
 
 def add_token_rows(language_model: PreTrainedModel, num_known: int, num_tokens: int) -> None:

@@ -29,7 +29,7 @@ from rexseek.config import ReleasedConfig, RexSeekConfig
 from rexseek.model.object_tokens import object_features
 from rexseek.model.released import IGNORED, KEY_MAPPING, require_complete
 from rexseek.model.vision import ConvNextTower, clip_patches, idle_clip_parameters, image_features
-from rexseek.tokens import IMAGE_TOKEN_ID, OBJECT_FEATURE_TOKEN_ID
+from rexseek.tokens import IGNORE_INDEX, IMAGE_TOKEN_ID, OBJECT_FEATURE_TOKEN_ID
 
 _LAYER_SCALE = 1e-6  # ConvNeXt's at initialisation
 _MASKED = -6e4  # lowest value of an additive mask: finite in every float type, so that no row becomes NaN
@@ -62,6 +62,8 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
     _no_split_modules: ClassVar[list[str]] = ["ConvNeXtBlock"]
     _skip_keys_device_placement: ClassVar[list[str]] = ["cache"]
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = list(IGNORED)
+    # The language model knows its own; peft looks for them below only where there is a dict here.
+    _tied_weights_keys: ClassVar[dict[str, str]] = {}
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -158,7 +160,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         """
         counts = num_objects.tolist()
         _check_boxes(object_boxes, counts, len(pixel_values))
-        dtype = self.image_projector[0].weight.dtype
+        dtype = next(self.image_projector.parameters()).dtype
         patches = clip_patches(self.vision_tower, pixel_values.to(dtype), self.config.num_vision_layers)
         levels = self.vision_tower_aux(pixel_values_aux.to(dtype))
         levels = [level.to(patches.device) for level in levels]  # a device map may have spread them
@@ -216,6 +218,9 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """One pass; with labels also the mean cross entropy over supervised tokens.
 
+        With labels, the head runs only where some row's next token is supervised: logits are those of
+        these positions, [B, K, vocabulary], K at least 1. The prefix, most of a row, needs none.
+
         Args:
             input_ids: [B, T] with -200 and -300 at the places of features.
             inputs_embeds: [B, T, D], instead of input_ids.
@@ -225,7 +230,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             labels: [B, T], -100 where there is no loss; shifted inside.
             pixel_values, pixel_values_aux, object_boxes, num_objects: see `encode`.
             use_cache: default: not in training.
-            logits_to_keep: compute logits of the last so many positions only; 0 means all.
+            logits_to_keep: without labels: compute logits of the last so many positions only; 0 means all.
             kwargs: for the language model; `num_items_in_batch` divides the summed loss.
 
         Raises:
@@ -247,16 +252,22 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             attention_mask = self._additive_mask(attention_mask, inputs_embeds.dtype)
         if use_cache is None:
             use_cache = labels is None and not self.training
-        return self.language_model(
+        if labels is not None:
+            logits_to_keep, targets = supervised_positions(labels)
+        output = self.language_model(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             position_ids=position_ids,
             cache=cache,
-            labels=labels,
             use_cache=use_cache,
             logits_to_keep=logits_to_keep,
             **kwargs,
         )
+        if labels is not None:
+            output.loss = self.language_model.loss_function(
+                output.logits, None, self.config.text_config.vocab_size, shift_labels=targets, **kwargs
+            )
+        return output
 
     def _additive_mask(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         if not mask.is_floating_point():
@@ -286,6 +297,23 @@ def _language_model_only(quantization: Any) -> Any:
     quantization = copy.copy(quantization)  # the caller's stays as it is
     quantization.llm_int8_skip_modules = list(_NOT_QUANTISED)
     return quantization
+
+
+def supervised_positions(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the head runs when there are labels.
+
+    Args:
+        labels: [B, T], -100 where there is no loss.
+
+    Returns:
+        The positions [K] whose next token is supervised in some row, ascending, and those next tokens
+        [B, K]. Without any it is the first position, without a target: the head still runs, on every process.
+    """
+    following = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+    positions = (following != IGNORE_INDEX).any(dim=0).nonzero().squeeze(1)
+    if not len(positions):
+        positions = positions.new_zeros(1)
+    return positions, following[:, positions]
 
 
 def _check_image_inputs(*inputs: Tensor | None) -> None:

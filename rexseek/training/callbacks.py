@@ -2,35 +2,17 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-COMPLETE = "COMPLETE.json"
-"""Written last into a checkpoint folder; a folder without it was cut off while saving."""
-
-
-class MarkComplete(TrainerCallback):
-    """Marks a checkpoint as complete once everything is on disk, with what it belongs to."""
-
-    def __init__(self, identity: dict[str, Any]):
-        self.identity = identity
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.is_world_process_zero:
-            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            (folder / COMPLETE).write_text(json.dumps(self.identity | {"step": state.global_step}, indent=1))
 
 
 class LocalLog(TrainerCallback):
-    """Appends what Trainer logs to a JSON Lines file, with the time; the last step is always logged.
+    """Appends what Trainer logs to a JSON Lines file, with the time; steps that are saved are always logged.
 
-    (Trainer gathers losses of all processes only where it logs: its final mean would be rank 0's otherwise.)
+    Trainer gathers losses of all processes only where it logs, and a resumed run knows nothing of the losses
+    between the last log and the checkpoint. The last step is always logged too.
     """
 
     def __init__(self, file: Path):
@@ -39,7 +21,7 @@ class LocalLog(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if state.global_step == state.max_steps:
+        if state.global_step == state.max_steps or control.should_save:
             control.should_log = True
 
     def on_log(
@@ -49,24 +31,6 @@ class LocalLog(TrainerCallback):
             line = {"step": state.global_step, "time": round(time.time(), 2), **kwargs["logs"]}
             with self.file.open("a") as log:
                 log.write(json.dumps(line) + "\n")
-
-
-class StartLoss(TrainerCallback):
-    """Measures the held-out loss before the first step, when the model is where it trains.
-
-    Attributes:
-        result: what `measure` returned, None until then or without a measure.
-    """
-
-    def __init__(self, measure: Callable[[nn.Module], dict[str, Any]] | None):
-        self.measure = measure
-        self.result: dict[str, Any] | None = None
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self.measure is not None:
-            self.result = self.measure(kwargs["model"])
 
 
 class StepTimes(TrainerCallback):

@@ -46,6 +46,7 @@ class DataConfig:
     cache: str | None = None  # folder for memory-mapped samples, built once; null: all in memory
     workers: int = 0  # data loader processes per rank; 0: load in the training process
     detection_images: int = 64  # validation images on which detection by name is measured (stages 2 and 3)
+    referring_images: int = 16  # validation images on which the model refers at each validation (stage 4)
 
 
 @dataclass
@@ -67,6 +68,21 @@ class ModelConfig:
     whiten_object_projector: int = (
         0  # a first layer that whitens the features of so many images; see whiten.py
     )
+
+
+@dataclass
+class LoraSettings:
+    """Adapters on the language model in place of training it whole; projectors and new token rows learn.
+
+    See docs/lora.md.
+    """
+
+    r: int = 16  # rank
+    alpha: float = 32.0  # the adapters' product is scaled by alpha / r
+    dropout: float = 0.05  # on the adapters' input
+    target_modules: list[str] = field(default_factory=list)  # names of linear layers; empty: all
+    bits: int | None = None  # 8 or 4: the frozen language model is quantised (bitsandbytes)
+    encoders: bool = False  # train the encoders too, fully
 
 
 @dataclass
@@ -99,12 +115,12 @@ class EngineConfig:
 
     device: str = "auto"  # auto or cpu
     threads: int | None = None  # torch threads per process; null: leave as they are
-    float32_matmul_precision: str = "highest"  # high or medium: quicker, with TF32 or bfloat16 inside
     deepspeed: str | None = "configs/deepspeed/zero2.json"  # null: plain torch
     logging_steps: int = 10
     save_steps: int | None = None  # null: no checkpoints, only the final export
     keep_checkpoints: int = 2
-    wandb: bool = False
+    validation_steps: int | None = None  # null: the held-out loss only, before and after training
+    wandb: bool = False  # offline unless the environment variable WANDB_MODE says otherwise
 
 
 @dataclass
@@ -117,12 +133,16 @@ class TrainConfig:
     init_from: str | None = None  # the previous stage's folder; stage 1: a folder with clip/, convnext/, llm/
     towers: TowersConfig | None = None  # stage 1, instead of init_from: the three by name
     resume: str | None = None  # a checkpoint folder of this very run, or "latest"
-    overwrite: bool = False  # allow an output folder that holds a finished run
+    overwrite: bool = False  # allow an output folder that holds a run; its files are deleted
     seed: int = 0
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraSettings | None = None  # null: the plan's modules are trained whole
     optim: OptimConfig = field(default_factory=OptimConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+_OPTIONAL: dict[str, type] = {"towers": TowersConfig, "lora": LoraSettings}  # blocks that may be absent
 
 
 def load_config(file: Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -174,7 +194,7 @@ def _first_line(error: Exception) -> str:
 
 def _merge(config: Any, key: str, value: Any, problems: list[str]) -> None:
     """Set leaves one by one, so that each wrong value is reported."""
-    if isinstance(value, dict) and value and not key.endswith("towers"):
+    if isinstance(value, dict) and value and key not in _OPTIONAL:
         for name, inner in value.items():
             _merge(config, f"{key}.{name}", inner, problems)
         return
@@ -193,10 +213,11 @@ def _known_only(content: Any, schema: type, prefix: str, problems: list[str]) ->
     known: dict[str, Any] = {}
     for key, value in content.items():
         place = f"{prefix}{key}"
+        block = fields.get(key) if value is None else _OPTIONAL.get(place, fields.get(key))
         if key not in fields:
             problems.append(f"unknown key {place!r}, expected one of {', '.join(fields)}")
-        elif dataclasses.is_dataclass(fields[key]):
-            known[key] = _known_only(value, fields[key], f"{place}.", problems)
+        elif dataclasses.is_dataclass(block):
+            known[key] = _known_only(value, block, f"{place}.", problems)
         elif fields[key] == list[SourceConfig] and isinstance(value, list):
             known[key] = [
                 _known_only(v, SourceConfig, f"{place}.{i}.", problems) for i, v in enumerate(value)

@@ -8,29 +8,42 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from torch import nn
 from transformers import set_seed
 
 from rexseek.data.candidates import CandidateOptions
 from rexseek.data.collate import PackedCollator
-from rexseek.data.mixture import Mixture, PackLimits, Schedule, ScheduledSamples, Source, build_schedule
+from rexseek.data.mixture import Mixture, PackLimits, Schedule, build_schedule
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
-from rexseek.training.callbacks import LocalLog, MarkComplete, StartLoss, StepTimes
+from rexseek.tokens import ADDED_TOKENS
+from rexseek.training.callbacks import LocalLog, StepTimes
+from rexseek.training.checkpoints import weight_bytes
 from rexseek.training.checks import check_config
 from rexseek.training.config import ConfigError, OptimConfig, TrainConfig, load_config
-from rexseek.training.setup import find_checkpoint, load_sources, load_start, prepare_process
+from rexseek.training.figures import SourcedCollator, SourcedSamples, base_model
+from rexseek.training.lora import ADAPTER_FOLDER, add_adapter, merged_model
+from rexseek.training.resume import (
+    LOG,
+    checkpoint_of,
+    recipe_identity,
+    require_same,
+    require_space,
+    start_output,
+)
+from rexseek.training.setup import load_sources, load_start, prepare_process
 from rexseek.training.stage import StagePlan, set_trainable
+from rexseek.training.summary import RECORD, draw_losses, origin
+from rexseek.training.tracking import end_tracking, start_tracking
 from rexseek.training.trainer import StageTrainer, training_arguments
-from rexseek.training.validation import HeldOutLoss, detection_counts, detection_scores, own_share
+from rexseek.training.validation import Validation
 from rexseek.training.whiten import whiten_object_projector
-
-DETECTION = ("coco:", "lvis:", "objects365:")  # sources whose samples are detection by name
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +82,7 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
         config: the recipe.
 
     Returns:
-        What is written to OUTPUT/metrics.json.
+        What is written to OUTPUT/training.json.
 
     Raises:
         ConfigError: the recipe cannot be run; its data (naming file and line) or starting weights are wrong.
@@ -77,6 +90,7 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     """
     rank, world_size = prepare_process(config)
     check_config(config, plan.stage, world_size)
+    checkpoint = checkpoint_of(config, rank, world_size)
     started = time.time()
     data = config.data
     sources, reports = load_sources(
@@ -85,8 +99,6 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     held_out_sources, held_out_reports = load_sources(data.validation, config.seed, cache=data.cache)
     set_seed(config.seed)
     model, processor = load_start(config)
-    learning = set_trainable(model, plan)
-    logger.info("stage %d (%s): %d tensors learn", plan.stage, plan.title, len(learning))
     limits = PackLimits(data.max_length, data.max_turns)
     candidates = CandidateOptions(data.jitter_iou, data.distractors)
     mixture = Mixture(sources, processor, limits, config.seed, candidates)
@@ -96,24 +108,22 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     if config.model.whiten_object_projector:
         pool = chain.from_iterable(source.samples for source in sources)
         whiten_object_projector(model, collator, list(islice(pool, config.model.whiten_object_projector)))
-    held_out = None
+    learner = _learner(plan, config, model, processor)
+    validation = None
     if held_out_sources:
-        held_out_mixture = Mixture(held_out_sources, processor, limits, config.seed)
-        held_out = HeldOutLoss(held_out_mixture, collator, optim.micro_batch_size, rank, world_size)
-    trainer, start_loss, times, trained = _train(
-        plan, config, model, mixture, rows, collator, held_out, world_size
-    )
+        validation = Validation(plan, config, processor, held_out_sources, collator, rank, world_size)
+    trainer, times, trained = _train(config, learner, processor, rows, collator, validation, checkpoint)
     metrics = {
         "stage": plan.stage,
         "trainable": list(plan.trainable),
         "world_size": world_size,
         "threads": torch.get_num_threads(),
         "train_loss": trained,
-        "eval_loss_before": start_loss.result and start_loss.result["loss"],
-        **_validation(plan, config, model, processor, held_out, held_out_sources, rank, world_size),
+        **_validated(trainer, validation),
         **_timing(rows, times.seconds, optim.batch_size, time.time() - started),
         "data": [report.as_dict() for report in (*reports, *held_out_reports)],
         "skipped_turns": dict(mixture.skipped),
+        **origin(config),
     }
     export(trainer, processor, config, metrics)
     return metrics
@@ -129,67 +139,97 @@ def _schedule(mixture: Mixture, optim: OptimConfig) -> Schedule:
     )
 
 
-def _train(
-    plan: StagePlan,
-    config: TrainConfig,
-    model: RexSeekForConditionalGeneration,
-    mixture: Mixture,
-    rows: Schedule,
-    collator: PackedCollator,
-    held_out: HeldOutLoss | None,
-    world_size: int,
-) -> tuple[StageTrainer, StartLoss, StepTimes, float]:
-    """Run Trainer over the schedule. Returns it, what its callbacks measured, and the mean training loss."""
-    identity = {"stage": plan.stage, "world_size": world_size, "schedule": rows.fingerprint()}
-    checkpoint = find_checkpoint(config, identity)
-    output = Path(config.output)
-    output.mkdir(parents=True, exist_ok=True)
-    times, start_loss = StepTimes(), StartLoss(held_out)
-    trainer = StageTrainer(
-        model,
-        training_arguments(config, len(rows) // config.optim.batch_size, world_size),
-        data_collator=collator,
-        train_dataset=ScheduledSamples(mixture, rows),
-        callbacks=[MarkComplete(identity), LocalLog(output / "log.jsonl"), start_loss, times],
-        config=config,
-        rows=rows,
-    )
-    result = trainer.train(resume_from_checkpoint=checkpoint)
-    return trainer, start_loss, times, result.training_loss
-
-
-def _validation(
+def _learner(
     plan: StagePlan,
     config: TrainConfig,
     model: RexSeekForConditionalGeneration,
     processor: RexSeekProcessor,
-    held_out: HeldOutLoss | None,
-    sources: Sequence[Source],
-    rank: int,
-    world_size: int,
-) -> dict[str, Any]:
-    """Held-out loss after training and, if the plan says so, detection by name on its validation samples."""
-    metrics: dict[str, Any] = {"eval_loss": None, "eval_loss_by_source": None}
-    if held_out is not None:
-        after = held_out(model)
-        metrics = {"eval_loss": after["loss"], "eval_loss_by_source": after["loss_by_source"]}
-    samples = [sample for source in sources if source.name.startswith(DETECTION) for sample in source.samples]
-    if plan.detection_recall and samples:
-        counts = detection_counts(
-            model, processor, own_share(samples, config.data.detection_images, rank, world_size)
-        )
-        if world_size > 1:
-            total = torch.tensor(list(counts.values()), device=model.device)
-            torch.distributed.all_reduce(total)
-            counts = dict(zip(counts, total.tolist(), strict=True))
-        metrics["detection"] = detection_scores(counts)
-    return metrics
+) -> nn.Module:
+    """What Trainer gets: the model with the plan's modules trainable, or peft's model with adapters in it."""
+    if config.lora is None:
+        set_trainable(model, plan)
+        learner = model
+    else:
+        token_ids = processor.tokenizer.convert_tokens_to_ids(list(ADDED_TOKENS))
+        learner = add_adapter(model, config.lora, plan, token_ids)
+    learning = [parameter for parameter in learner.parameters() if parameter.requires_grad]
+    count = sum(parameter.numel() for parameter in learning)
+    logger.info("stage %d (%s): %d tensors, %d numbers learn", plan.stage, plan.title, len(learning), count)
+    return learner
+
+
+def _train(
+    config: TrainConfig,
+    learner: nn.Module,
+    processor: RexSeekProcessor,
+    rows: Schedule,
+    collator: PackedCollator,
+    validation: Validation | None,
+    checkpoint: Path | None,
+) -> tuple[StageTrainer, StepTimes, float]:
+    """Run Trainer over the schedule. Returns it, the times of its steps, and the mean training loss."""
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    identity = {
+        "parameters": sum(parameter.numel() for parameter in learner.parameters()),
+        "samples": {source.name: len(source.samples) for source in rows.mixture.sources},
+        "schedule": rows.fingerprint(),
+    }
+    if checkpoint is not None:
+        require_same(checkpoint, identity)
+    output = Path(config.output)
+    require_space(config, learner)
+    if rank == 0:
+        start_output(output, checkpoint)
+    times = StepTimes()
+    steps, tracking = len(rows) // config.optim.batch_size, start_tracking(config, rank)
+    trainer = StageTrainer(
+        learner,
+        training_arguments(config, steps, world_size, tracking),
+        data_collator=SourcedCollator(collator),
+        train_dataset=SourcedSamples(rows.mixture, rows),
+        eval_dataset=None if validation is None else validation.samples,
+        callbacks=[LocalLog(output / LOG), times],
+        config=config,
+        rows=rows,
+        processor=processor,
+        identity=recipe_identity(config, world_size) | identity,
+        validate=validation,
+    )
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    return trainer, times, mean_loss(trainer.state.log_history)
+
+
+def mean_loss(history: Sequence[dict[str, Any]]) -> float:
+    """Mean over all steps, also those before a resumed run's checkpoint.
+
+    Args:
+        history: Trainer's log, in which each loss is the mean since the last one.
+    """
+    entries = [(0, 0.0), *((entry["step"], entry["loss"]) for entry in history if "loss" in entry)]
+    total = sum((step - before) * loss for (before, _), (step, loss) in pairwise(entries))
+    return total / entries[-1][0] if entries[-1][0] else float("nan")
+
+
+def _validated(trainer: StageTrainer, validation: Validation | None) -> dict[str, Any]:
+    """Held-out figures before and after training, of the log, and what is measured after it only."""
+    if validation is None:
+        return {"eval_loss_before": None, "eval_loss": None, "eval_loss_by_source": None}
+    trainer.evaluate()
+    lines = [line for line in trainer.state.log_history if "eval_loss" in line]
+    return {
+        "eval_loss_before": lines[0]["eval_loss"],
+        **validation.summary(lines[-1], base_model(trainer.model)),
+    }
 
 
 def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) -> dict[str, Any]:
     """Throughput of the steps run in this process' lifetime, all processes together."""
     shown = rows[len(rows) - len(seconds) * batch_size :]
-    total = sum(seconds) or float("nan")
+    total = sum(seconds)  # none where a run was resumed at its last step
+
+    def rate(count: int, digits: int = 2) -> float | None:
+        return round(count / total, digits) if total else None
+
     return {
         "steps": len(rows) // batch_size,
         "rows": len(rows),
@@ -198,9 +238,9 @@ def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) 
             "wall_seconds": round(wall, 1),
             "train_seconds": round(total, 1),
             "step_seconds_median": round(statistics.median(seconds), 4) if seconds else None,
-            "samples_per_second": round(sum(len(row.turns) for row in shown) / total, 2),
-            "images_per_second": round(len(shown) / total, 2),
-            "tokens_per_second": round(int(shown.records["length"].sum()) / total, 1),
+            "samples_per_second": rate(sum(len(row.turns) for row in shown)),
+            "images_per_second": rate(len(shown)),
+            "tokens_per_second": rate(int(shown.records["length"].sum()), 1),
         },
     }
 
@@ -208,13 +248,31 @@ def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) 
 def export(
     trainer: StageTrainer, processor: RexSeekProcessor, config: TrainConfig, metrics: dict[str, Any]
 ) -> None:
-    """Write the model as safetensors, its processor, the resolved recipe and the metrics to OUTPUT."""
-    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # gathers under ZeRO-3: on all ranks
+    """Write the model as safetensors, its processor, the recipe, the record and the loss plot to OUTPUT.
+
+    With LoRA the adapters are merged into the model, and kept beside it in OUTPUT/adapter.
+
+    Raises:
+        OSError: too little disk.
+    """
+    output = Path(config.output)
+    if config.lora is None:
+        plain = trainer.model
+        state = trainer.accelerator.get_state_dict(
+            trainer.model_wrapped
+        )  # gathers under ZeRO-3: on all ranks
+    else:  # never under ZeRO-3
+        plain = merged_model(trainer.model.get_base_model())
+        state = plain.state_dict()
+    trainer.require_space(weight_bytes(plain))
     if trainer.is_world_process_zero():
-        output = Path(config.output)
-        trainer.model.save_pretrained(output, state_dict=state)
+        if config.lora is not None:
+            trainer.model.save_pretrained(output / ADAPTER_FOLDER)
+        plain.save_pretrained(output, state_dict=state)
         processor.save_pretrained(output)
         (output / "train_config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
-        (output / "metrics.json").write_text(json.dumps(metrics, indent=1) + "\n")
+        draw_losses(output / LOG, output / "loss.png")
+        (output / RECORD).write_text(json.dumps(metrics, indent=1) + "\n")
         logger.info("wrote %s", output)
+    end_tracking()
     trainer.accelerator.wait_for_everyone()

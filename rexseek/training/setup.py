@@ -1,4 +1,4 @@
-"""What a run needs before it trains: process, data, starting weights, a checkpoint to resume from."""
+"""What a run needs before it trains: process, data, starting weights."""
 
 import json
 import logging
@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import CLIPVisionConfig
@@ -17,14 +16,14 @@ from rexseek.data.sources import SourceRequest, read_source
 from rexseek.model.checkpoint import initial_model, load_model
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor, load_processor
-from rexseek.training.callbacks import COMPLETE
 from rexseek.training.config import ConfigError, SourceConfig, TrainConfig
+from rexseek.training.lora import quantization
 
 logger = logging.getLogger(__name__)
 
 
 def prepare_process(config: TrainConfig) -> tuple[int, int]:
-    """Threads, matrix products, and what DeepSpeed needs of a process started by no launcher of several.
+    """Threads, and what DeepSpeed needs of a process started by no launcher of several.
 
     Returns:
         The rank and the number of processes.
@@ -32,7 +31,6 @@ def prepare_process(config: TrainConfig) -> tuple[int, int]:
     engine = config.engine
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
-    torch.set_float32_matmul_precision(engine.float32_matmul_precision)
     if engine.deepspeed is not None and "LOCAL_RANK" not in os.environ:
         if "MASTER_PORT" in os.environ:  # `accelerate launch --cpu --num_processes 2` starts one, silently
             logger.warning("one process only; `accelerate launch --use_deepspeed --num_processes N` starts N")
@@ -42,12 +40,27 @@ def prepare_process(config: TrainConfig) -> tuple[int, int]:
         os.environ.update(
             RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
         )
-    if engine.deepspeed is not None and (engine.device == "cpu" or not torch.cuda.is_available()):
-        import deepspeed.ops  # of the train extra
-
-        # An operator for inference only, which DeepSpeed would compile (needs a compiler and a minute).
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if engine.device == "cpu" or not torch.cuda.is_available():
+        bound_cpu_caches()
+        if engine.deepspeed is not None:
+            _without_compiled_operator()
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def bound_cpu_caches() -> None:
+    """Let PyTorch's CPU library keep few kernels; to be called before the first matrix product.
+
+    It keeps one for each shape it has met. Rows are of all lengths: in bfloat16 that took gigabytes.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "64")
+
+
+def _without_compiled_operator() -> None:
+    import deepspeed.ops  # of the train extra
+
+    # An operator for inference only, which DeepSpeed would compile (needs a compiler and a minute).
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def load_sources(
@@ -61,9 +74,9 @@ def load_sources(
         cache, drop_rejections: see `DataConfig`.
 
     Raises:
-        ConfigError: wrong data, naming file and line.
+        ConfigError: wrong data of any of them, naming file and line.
     """
-    sources, reports = [], []
+    sources, reports, wrong = [], [], []
     for config in configs:
         options = dict(config.options)
         if "seed" in option_names(config.reader):
@@ -80,17 +93,21 @@ def load_sources(
             )
             samples, report = read_source(request, None if cache is None else Path(cache))
         except ValueError as error:
-            raise ConfigError([str(error)]) from error
+            wrong.append(str(error))
+            continue
         if config.limit is not None and config.limit < len(samples):
             samples = [samples[index * len(samples) // config.limit] for index in range(config.limit)]
         if not samples:
-            raise ConfigError([f"{config.annotations}: expected samples, got none ({dict(report.skipped)})"])
+            wrong.append(f"{config.annotations}: expected samples, got none ({dict(report.skipped)})")
+            continue
         logger.info("%s: %d samples, %d turns", config.annotations, len(samples), report.turns)
         for problem in report.problems:
             logger.warning("%s", problem)
         name = f"{config.reader}:{config.annotations}"
         sources.append(Source(name, samples, config.weight))
         reports.append(report)
+    if wrong:
+        raise ConfigError(wrong)
     return sources, reports
 
 
@@ -105,6 +122,8 @@ def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, Re
     folder = config.init_from and Path(config.init_from)
     try:
         if folder and (folder / "config.json").is_file():
+            if config.lora is not None and config.lora.bits is not None:
+                return _load_quantised(config, folder, dtype).train(), load_processor(folder)
             return load_model(folder, dtype, attention).train(), load_processor(folder)
         parts = (
             (config.towers.clip, config.towers.convnext, config.towers.llm)
@@ -120,38 +139,29 @@ def load_start(config: TrainConfig) -> tuple[RexSeekForConditionalGeneration, Re
     return model, RexSeekProcessor.from_tokenizer(tokenizer, model.config)
 
 
-def find_checkpoint(config: TrainConfig, identity: dict[str, Any]) -> str | None:
-    """The checkpoint to resume from, or None.
+def _load_quantised(config: TrainConfig, folder: Path, dtype: torch.dtype) -> RexSeekForConditionalGeneration:
+    """The model with its language model in 8 or 4 bits, where it will train: quantised layers do not move."""
+    on_cpu = config.engine.device == "cpu" or not torch.cuda.is_available()
+    device = torch.device("cpu") if on_cpu else torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    bits = quantization(config.lora, getattr(torch, config.model.dtype))
+    model = load_model(folder, dtype, config.model.attn_implementation, bits, device)
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # bitsandbytes 0.50 would repack 4-bit weights at an evaluation, and then has no gradient for them
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def zero_stage(config: TrainConfig) -> int | None:
+    """DeepSpeed's ZeRO stage; None without DeepSpeed.
 
     Raises:
-        ConfigError: no complete checkpoint; one of another stage, schedule or number of processes; an output
-            folder that holds a finished run.
+        ValueError: the file is no JSON object with `zero_optimization`.
     """
-    output = Path(config.output)
-    if config.resume is None:
-        if (output / "metrics.json").exists() and not config.overwrite:
-            raise ConfigError(
-                [f"output: {output} holds a finished run; choose another folder, or set overwrite=true"]
-            )
+    file = config.engine.deepspeed
+    if file is None:
         return None
-    if config.resume == "latest":
-        complete = [marker.parent for marker in output.glob(f"checkpoint-*/{COMPLETE}")]
-        if not complete:
-            raise ConfigError([f"resume: no complete checkpoint in {output}"])
-        folder = max(complete, key=lambda path: int(path.name.rpartition("-")[2]))
-    else:
-        folder = Path(config.resume)
-        if not (folder / COMPLETE).is_file():
-            raise ConfigError(
-                [f"resume: {folder} is no complete checkpoint (no {COMPLETE}); see init_from for weights"]
-            )
-    saved = json.loads((folder / COMPLETE).read_text())
-    different = [
-        f"resume: {folder} has {key} {saved.get(key)}, this run has {value}; start anew with init_from, or "
-        f"restore the settings, data and number of processes of the interrupted run"
-        for key, value in identity.items()
-        if saved.get(key) != value
-    ]
-    if different:
-        raise ConfigError(different)
-    return str(folder)
+    try:
+        return int(json.loads(Path(file).read_text())["zero_optimization"]["stage"])
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: expected JSON with zero_optimization.stage, got {error!r}") from error

@@ -13,6 +13,12 @@ MODULES = {
 }
 """Trainable modules of the model -> their learning-rate group."""
 
+ADAPTED = "base_model.model."
+"""Before the names of a model's parameters inside peft's model."""
+
+TOKEN_ROWS = "trainable_tokens_delta"
+"""In the names of peft's trainable token rows."""
+
 
 @dataclass(frozen=True)
 class StagePlan:
@@ -23,12 +29,14 @@ class StagePlan:
         title: for logs.
         trainable: names of the model's modules that learn; see MODULES.
         detection_recall: whether validation also measures detection by name.
+        referring: whether validation also measures referring.
     """
 
     stage: int
     title: str
     trainable: tuple[str, ...]
     detection_recall: bool = False
+    referring: bool = False
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.trainable if name not in MODULES]
@@ -60,9 +68,10 @@ def set_trainable(model: nn.Module, plan: StagePlan) -> list[str]:
 def parameter_groups(
     model: nn.Module, learning_rates: dict[str, float], weight_decay: float
 ) -> list[dict[str, object]]:
-    """Optimizer groups: one per learning rate, with and without weight decay (norms, biases, embeddings).
+    """Optimizer groups: one per learning rate, with and without weight decay (norms, biases, token rows).
 
     Args:
+        model: with adapters or without.
         learning_rates: peak rate of "projectors", "llm" and "encoders".
     """
     embeddings = {
@@ -76,8 +85,9 @@ def parameter_groups(
         if parameter.requires_grad:
             # under ZeRO-3 a parameter is empty here and `ds_shape` is its shape
             dimensions = len(getattr(parameter, "ds_shape", parameter.shape))
-            decays = dimensions >= 2 and id(parameter) not in embeddings
-            groups.setdefault((MODULES[name.split(".", 1)[0]], decays), []).append(parameter)
+            decays = dimensions >= 2 and id(parameter) not in embeddings and TOKEN_ROWS not in name
+            module = name.removeprefix(ADAPTED).split(".", 1)[0]
+            groups.setdefault((MODULES[module], decays), []).append(parameter)
     return [
         {
             "params": parameters,

@@ -1,18 +1,120 @@
-"""Held-out loss, and recall of detection by name."""
+"""Held-out figures: loss, recall of detection by name, and referring."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from rexseek.data.collate import PackedCollator
-from rexseek.data.mixture import Mixture, Row
+from rexseek.data.mixture import Mixture, PackLimits, Row, Source
 from rexseek.data.sample import Sample
 from rexseek.model.decoding import answer_expressions, encode_prefix
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import IGNORE_INDEX, MAX_OBJECTS
+from rexseek.training.config import TrainConfig
+from rexseek.training.figures import short_names
+from rexseek.training.referring import ReferringFigures
+from rexseek.training.stage import StagePlan
+
+DETECTION = ("coco:", "lvis:", "objects365:")  # sources whose samples are detection by name
+
+logger = logging.getLogger(__name__)
+
+
+class Validation:
+    """What is measured on held-out samples before, while and after a stage is trained.
+
+    Answers are decoded, in as many passes as they are long: under ZeRO-3, where all processes must make the
+    same passes, they are not measured.
+
+    Attributes:
+        samples: all held-out samples.
+    """
+
+    def __init__(
+        self,
+        plan: StagePlan,
+        config: TrainConfig,
+        processor: RexSeekProcessor,
+        sources: Sequence[Source],
+        collator: PackedCollator,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        """
+        Args:
+            plan, config: of the stage; they say what is measured besides the loss.
+            processor: the model's.
+            sources: held-out data.
+            collator: packs their rows.
+            rank, world_size: of this process; all must call.
+        """
+        self.processor = processor
+        self.names = short_names([source.name for source in sources])
+        limits = PackLimits(config.data.max_length, config.data.max_turns)
+        mixture = Mixture(sources, processor, limits, config.seed)
+        self.loss = HeldOutLoss(mixture, collator, config.optim.micro_batch_size, rank, world_size)
+        self.samples = [sample for source in sources for sample in source.samples]
+        detected = (s for source in sources if source.name.startswith(DETECTION) for s in source.samples)
+        images = config.data.detection_images if plan.detection_recall else 0
+        self.detection = own_share(detected, images, rank, world_size)
+        self.referring = None
+        if plan.referring and config.engine.validation_steps is not None:
+            share = own_share(self.samples, config.data.referring_images, rank, world_size)
+            folder = Path(config.output) / "predictions"
+            self.referring = ReferringFigures(share, processor, folder, rank, world_size)
+        self.world_size = world_size
+
+    def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
+        """Measure.
+
+        Args:
+            model: its mode is restored.
+            step: optimizer steps done.
+
+        Returns:
+            `loss`, `loss/SOURCE`, and what `ReferringFigures` gives where the plan refers.
+        """
+        measured = self.loss(model)
+        by_source = zip(self.names, measured["loss_by_source"].values(), strict=True)
+        figures = {"loss": measured["loss"], **{f"loss/{name}": value for name, value in by_source}}
+        if self.referring is not None and not is_deepspeed_zero3_enabled():
+            figures |= self.referring(model, step)
+        return figures
+
+    def summary(self, last: dict[str, float], model: nn.Module) -> dict[str, Any]:
+        """The record of a trained model.
+
+        Args:
+            last: its figures (`eval_...`).
+            model: detects by name, where the plan says so.
+
+        Returns:
+            `eval_loss`, `eval_loss_by_source` and, where measured, `referring` and `detection`.
+        """
+        figures = {key.removeprefix("eval_"): value for key, value in last.items() if key.startswith("eval_")}
+        result: dict[str, Any] = {
+            "eval_loss": figures.pop("loss"),
+            "eval_loss_by_source": {name: figures.pop(f"loss/{name}") for name in self.names},
+        }
+        if figures:
+            result["referring"] = figures
+        if is_deepspeed_zero3_enabled():
+            logger.info("answers are not measured under ZeRO-3; evaluate the result instead")
+        elif self.detection:
+            counts = detection_counts(model, self.processor, self.detection)
+            if self.world_size > 1:
+                total = torch.tensor(list(counts.values()), device=model.device)
+                torch.distributed.all_reduce(total)
+                counts = dict(zip(counts, total.tolist(), strict=True))
+            result["detection"] = detection_scores(counts)
+        return result
 
 
 class HeldOutLoss:

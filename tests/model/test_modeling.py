@@ -139,8 +139,12 @@ def test_loss_is_the_mean_over_supervised_tokens(tiny_model, batch):
     output = tiny_model(**inputs)
     assert output.cache is None
     targets = inputs["labels"][:, 1:]
-    expected = torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), targets.flatten())
+    logits = tiny_model(**batch).logits[:, :-1]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
     torch.testing.assert_close(output.loss, expected)
+    places = (targets != -100).any(0)
+    assert 0 < places.sum() < 20  # of several hundred: the head runs nowhere else
+    torch.testing.assert_close(output.logits, logits[:, places])
     count = (targets != -100).sum()
     halved = tiny_model(**inputs, num_items_in_batch=2 * count).loss
     torch.testing.assert_close(halved, expected / 2)

@@ -73,5 +73,5 @@ def test_no_candidates_are_legal_and_learnt_as_a_rejection(config: Path) -> None
     rows = [referring_row(0, "red", [0]), referring_row(1, "anyone", [], candidate_boxes=[])]
     write_lines(folder / "annotations.jsonl", rows)
     main(PLAN, ["--config", str(config), "optim.steps=1"])
-    metrics = json.loads((folder / "out" / "metrics.json").read_text())
+    metrics = json.loads((folder / "out" / "training.json").read_text())
     assert metrics["rows"] == 2 and metrics["train_loss"] > 0

@@ -10,7 +10,7 @@ import torch
 
 from rexseek.model import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
-from rexseek.training.callbacks import COMPLETE
+from rexseek.training.checkpoints import COMPLETE
 from rexseek.training.config import ConfigError, TrainConfig
 from rexseek.training.run import run_stage
 from rexseek.training.setup import load_start
@@ -51,7 +51,7 @@ def test_exactly_the_planned_modules_move(
     assert kept and not kept & changed(before, model.state_dict())
     assert metrics["eval_loss"] < metrics["eval_loss_before"]
     assert ("detection" in metrics) == (stage in (2, 3))
-    assert json.loads((Path(recipe.output) / "metrics.json").read_text()) == metrics
+    assert json.loads((Path(recipe.output) / "training.json").read_text()) == metrics
     assert (Path(recipe.output) / "train_config.yaml").exists()
     log = [json.loads(line) for line in (Path(recipe.output) / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log if "loss" in line] == [1, 2]
@@ -102,7 +102,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(recipe: TrainConfig, data: di
     whole = run_stage(plan_of(4), recipe)
     weights = RexSeekForConditionalGeneration.from_pretrained(recipe.output).state_dict()
     first = Path(recipe.output) / "checkpoint-2"
-    assert json.loads((first / COMPLETE).read_text())["stage"] == 4
+    assert json.loads((first / COMPLETE).read_text())["identity"]["stage"] == 4
 
     again = dataclasses.replace(recipe, resume=str(first))
     resumed = run_stage(plan_of(4), again)
@@ -112,7 +112,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(recipe: TrainConfig, data: di
     assert resumed["steps"] == whole["steps"]
 
     other = dataclasses.replace(recipe, resume=str(first), seed=1)
-    with pytest.raises(ConfigError, match="has schedule"):
+    with pytest.raises(ConfigError, match="saved with schedule"):
         run_stage(plan_of(4), other)
     (first / COMPLETE).unlink()
     with pytest.raises(ConfigError, match="is no complete checkpoint"):
