@@ -161,6 +161,14 @@ def test_a_filler_has_no_labels(samples: list[Sample], tiny_processor: RexSeekPr
     assert (batch["labels"][0] == IGNORE_INDEX).all() and (batch["labels"][1] != IGNORE_INDEX).any()
 
 
+def test_a_row_without_supervised_tokens_is_refused(
+    samples: list[Sample], tiny_processor: RexSeekProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_processor, "answer_ids", lambda answer: [])
+    with pytest.raises(ValueError, match=r"humanref sample a\.jpg#0: expected supervised tokens, got none"):
+        PackedCollator(tiny_processor, 4096)(samples[:1])
+
+
 def test_indices_and_mentions_follow_a_new_order(samples: list[Sample]) -> None:
     referring, regions = samples[0], next(sample for sample in samples if sample.source == "regions")
     moved = referring.reordered([2, 0, 1])
