@@ -145,6 +145,11 @@ def test_info(inside, folder):
     assert facts["tokens"]["per image"] == 64 and facts["training"]["stage"] == 4
     counted = sum(parameter.numel() for parameter in lively_model(1).parameters())
     assert facts["parameters"]["all"] == counted
+    training = {"stage": 3, "git_commit": "abc", "data": [{"annotations": "a", "samples": 2, "turns": 5}]}
+    (folder / "checkpoint" / "training.json").write_text(json.dumps(training))
+    facts = json.loads(run("info", "checkpoint", "--json").stdout)["training"]
+    assert (facts["stage"], facts["git commit"], facts["data: a"]) == (3, "abc", "2 images, 5 turns")
+    (folder / "checkpoint" / "training.json").unlink()
     (folder / "checkpoint" / "metrics.json").write_text("{")
     assert "not JSON" in run("info", "checkpoint").stderr
     (folder / "checkpoint" / "metrics.json").unlink()

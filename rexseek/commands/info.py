@@ -16,8 +16,18 @@ from rexseek.processor import load_processor
 from rexseek.terminal import plain
 from rexseek.tokens import MAX_OBJECTS
 
-SUMMARY_FILES = ("training.json", "metrics.json")
-_FIGURES = ("stage", "steps", "train_loss", "eval_loss_before", "eval_loss", "world_size", "rows")
+SUMMARY_FILES = ("metrics.json", "training.json")  # older runs wrote only the first
+_FIGURES = (
+    "stage",
+    "steps",
+    "train_loss",
+    "eval_loss_before",
+    "eval_loss",
+    "world_size",
+    "rows",
+    "device",
+    "git_commit",
+)
 
 
 def info(
@@ -104,7 +114,9 @@ def _training(folder: Path) -> dict[str, Any]:
             raise ValueError(f"{path}: not JSON ({error})") from error
         if not isinstance(summary, dict):
             raise ValueError(f"{path}: expected a JSON object, got {type(summary).__name__}")
-        facts |= {key.replace("_", " "): summary[key] for key in _FIGURES if key in summary}
+        if "stage" not in summary:
+            continue  # metrics of something else
+        facts |= {key.replace("_", " "): summary[key] for key in _FIGURES if summary.get(key) is not None}
         timing = summary.get("timing", {})
         facts |= {
             key.replace("_", " "): timing[key]
