@@ -136,18 +136,23 @@ def test_detect_then_refer_and_masks(inside, folder):
 
 
 def test_info(inside, folder):
-    (folder / "checkpoint" / "metrics.json").write_text('{"stage": 4, "eval_loss": 0.25, "timing": {}}')
+    record = folder / "checkpoint" / "training.json"
+    training = {"stage": 3, "eval_loss": 0.25, "timing": {"wall_seconds": 9.5}, "git_commit": "abc"}
+    training["data"] = [{"annotations": "a", "samples": 2, "turns": 5}]
+    record.write_text(json.dumps(training))
     result = run("info", "checkpoint")
     assert result.exit_code == 0, result.output
     for words in ("qwen2, 2 layers of width 64", "stage", "0.25", "F32"):
         assert words in result.output
     facts = json.loads(run("info", "checkpoint", "--json").stdout)
-    assert facts["tokens"]["per image"] == 64 and facts["training"]["stage"] == 4
+    assert facts["tokens"]["per image"] == 64
     counted = sum(parameter.numel() for parameter in lively_model(1).parameters())
     assert facts["parameters"]["all"] == counted
-    (folder / "checkpoint" / "metrics.json").write_text("{")
+    training = facts["training"]
+    assert (training["stage"], training["git commit"], training["data: a"]) == (3, "abc", "2 images, 5 turns")
+    record.write_text("{")
     assert "not JSON" in run("info", "checkpoint").stderr
-    (folder / "checkpoint" / "metrics.json").unlink()
+    record.unlink()
     assert json.loads(run("info", "checkpoint", "--json").stdout)["training"] == {}
     assert run("info", "images").exit_code == 2
 

@@ -154,10 +154,12 @@ def test_in_a_browser(tmp_path):
             tab.wait_for_selector("#image img")
             _draw_boxes(tab, boxes[:2], Image.open(scene).size)
             tab.fill("#expressions textarea", "the first person from the left\na person who is not <there>")
-            before = tab.get_attribute("#picture img", "src")
+            before = tab.evaluate("document.querySelector('#picture img').naturalHeight")
             tab.click("#ask")
             tab.wait_for_selector("#answer-table tr:nth-child(3)")
-            tab.wait_for_function("src => document.querySelector('#picture img').src != src", arg=before)
+            tab.wait_for_function(  # the drawn answer has a legend
+                "height => document.querySelector('#picture img').naturalHeight > height", arg=before
+            )
             words = tab.inner_text("#answers")
             assert "the first person from the left" in words and "a person who is not <there>" in words
             assert tab.evaluate("document.querySelector('#picture img').naturalWidth") >= 640
@@ -179,8 +181,10 @@ def _note(url: str, address: str, elsewhere: list[str]) -> None:
 
 
 def _draw_boxes(tab, boxes: list, size: tuple[int, int]) -> None:
-    """Click two opposite corners of each box, and wait until each click is noted."""
+    """Click two opposite corners of each box; wait until each click is noted and each box is drawn."""
+    tab.wait_for_selector("#picture img")
     for number, (x1, y1, x2, y2) in enumerate(boxes):
+        before = tab.get_attribute("#picture img", "src")
         for x, y, note in ((x1, y1, "click the opposite"), (x2, y2, f"Box {number} added")):
             area = tab.locator("#image img").bounding_box()
             shown = min(1, area["width"] / size[0], area["height"] / size[1])
@@ -190,4 +194,8 @@ def _draw_boxes(tab, boxes: list, size: tuple[int, int]) -> None:
             tab.wait_for_function(
                 "note => document.querySelector('#note').innerText.includes(note)", arg=note
             )
-    tab.wait_for_selector("#picture img")
+        tab.wait_for_function(
+            "src => { const i = document.querySelector('#picture img'); "
+            "return i.src != src && i.naturalHeight > 0; }",
+            arg=before,
+        )

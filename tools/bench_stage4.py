@@ -8,9 +8,8 @@ modules trained, bfloat16, gradient checkpointing, as in configs/stage4.yaml. `p
 --expressions of an image in a row, `separate` one; both take --rows rows a step, --micro at a time. Times are
 those of the median step.
 
-FLOPs are those of matrix products, convolutions and attention of one forward pass over a step's rows
-(torch's FlopCounterMode), times three; recomputing activations is not counted. MFU is their share of the
-device's dense bfloat16 peak. `--size tiny` is the shipped tiny model in float32 (for a CPU, `--deepspeed
+FLOPs are counted as in rexseek/training/flops.py, without padding and recomputation; MFU is their share of
+the device's dense bfloat16 peak. `--size tiny` is the shipped tiny model in float32 (for a CPU, `--deepspeed
 none`). Needs 8 GB of disk at 3B. The last line is JSON; `ratio_expressions` is packed / separate.
 """
 
@@ -23,24 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoTokenizer
 
 from rexseek.config import RexSeekConfig
-from rexseek.data.collate import PackedCollator
-from rexseek.data.mixture import Mixture, PackLimits, ScheduledSamples, build_schedule
 from rexseek.data.toy.write import write_toy_dataset
 from rexseek.model import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
 from rexseek.training.config import EngineConfig, ModelConfig, OptimConfig, SourceConfig, TrainConfig
+from rexseek.training.flops import TrainingFlops, peak_flops, training_flops
 from rexseek.training.run import run_stage
-from rexseek.training.setup import load_sources, load_start
-from rexseek.training.stage import MODULES, StagePlan
+from rexseek.training.stage import MODULES, StagePlan, set_trainable
 
 TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny" / "stage4"
 SIDES = ("packed", "separate")
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
-"""Dense bfloat16, by a part of the device's name."""
 PLAN = StagePlan(4, "referring", tuple(MODULES))
 
 
@@ -103,7 +97,9 @@ def recipe(side: str, folder: Path, parsed: argparse.Namespace) -> TrainConfig:
             dtype="float32" if parsed.size == "tiny" else "bfloat16", gradient_checkpointing=True
         ),
         optim=OptimConfig(steps=parsed.steps, batch_size=parsed.rows, micro_batch_size=parsed.micro),
-        engine=EngineConfig(deepspeed=None if parsed.deepspeed == "none" else parsed.deepspeed),
+        engine=EngineConfig(
+            deepspeed=None if parsed.deepspeed == "none" else parsed.deepspeed, logging_steps=1
+        ),
     )
     config.data.train = [SourceConfig("humanref", str(toy / "annotations.jsonl"), str(toy / "images"))]
     config.data.max_length = 4096
@@ -127,38 +123,24 @@ def train(side: str, folder: Path, parsed: argparse.Namespace) -> None:
         figures[f"peak_gibibytes_{side}"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     else:
         figures["device"] = "cpu"
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        figures[f"peak_gibibytes_{side}"] = round(peak / 2**20, 2)
-    flops = 3 * forward_flops(config) / parsed.steps / step
+        kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        figures[f"peak_gibibytes_{side}"] = round(kibibytes / 2**20, 2)
+    log = [json.loads(line) for line in (folder / side / "log.jsonl").open()]
+    supervised = sum(line.get("supervised_tokens", 0) for line in log) / parsed.steps / step  # per second
+    images = timing["images_per_second"] * to_median
+    flops = needed_flops(config).of(figures[f"tokens_per_second_{side}"], supervised, images)
+    peak = peak_flops(figures["device"])
     figures[f"teraflops_per_second_{side}"] = round(flops / 1e12, 3)
-    known = [peak for name, peak in PEAK_FLOPS.items() if name in figures["device"]]
-    figures[f"mfu_{side}"] = round(flops / known[0], 4) if known else None
+    figures[f"mfu_{side}"] = None if peak is None else round(flops / peak, 4)
     (folder / f"{side}.json").write_text(json.dumps(figures))
 
 
-@torch.no_grad()
-def forward_flops(config: TrainConfig) -> int:
-    """FLOPs of the forward passes over all rows of the training."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, processor = load_start(config)
-    model.to(device).eval()
-    sources, _ = load_sources(config.data.train, config.seed)
-    limits = PackLimits(config.data.max_length, config.data.max_turns)
-    mixture = Mixture(sources, processor, limits, config.seed)
-    optim = config.optim
-    rows = build_schedule(
-        mixture,
-        batch_size=optim.batch_size,
-        micro_batch_size=optim.micro_batch_size,
-        epochs=None,
-        steps=optim.steps,
-    )
-    samples, collator = ScheduledSamples(mixture, rows), PackedCollator(processor, config.data.max_length)
-    with FlopCounterMode(display=False) as counter:
-        for start in range(0, len(samples), optim.micro_batch_size):
-            batch = collator([samples[start + place] for place in range(optim.micro_batch_size)])
-            model(**{key: value.to(device) for key, value in batch.items()})
-    return counter.get_total_flops()
+def needed_flops(config: TrainConfig) -> TrainingFlops:
+    """Of the model that is trained, without its weights."""
+    with torch.device("meta"):
+        model = RexSeekForConditionalGeneration(RexSeekConfig.from_pretrained(config.init_from))
+    set_trainable(model, PLAN)
+    return training_flops(model)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,18 @@ from rexseek.processor import load_processor
 from rexseek.terminal import plain
 from rexseek.tokens import MAX_OBJECTS
 
-SUMMARY_FILES = ("training.json", "metrics.json")
-_FIGURES = ("stage", "steps", "train_loss", "eval_loss_before", "eval_loss", "world_size", "rows")
+RECORD = "training.json"  # as training writes it; see rexseek.training.summary
+_FIGURES = (
+    "stage",
+    "steps",
+    "train_loss",
+    "eval_loss_before",
+    "eval_loss",
+    "world_size",
+    "rows",
+    "device",
+    "git_commit",
+)
 
 
 def info(
@@ -92,27 +102,21 @@ def _parameters(folder: Path) -> dict[str, Any]:
 
 
 def _training(folder: Path) -> dict[str, Any]:
-    """Stage and figures from the files that training writes beside a checkpoint; empty without them."""
-    facts: dict[str, Any] = {}
-    for name in SUMMARY_FILES:
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path}: not JSON ({error})") from error
-        if not isinstance(summary, dict):
-            raise ValueError(f"{path}: expected a JSON object, got {type(summary).__name__}")
-        facts |= {key.replace("_", " "): summary[key] for key in _FIGURES if key in summary}
-        timing = summary.get("timing", {})
-        facts |= {
-            key.replace("_", " "): timing[key]
-            for key in ("wall_seconds", "images_per_second")
-            if key in timing
-        }
-        for source in summary.get("data", []):
-            facts[f"data: {source['annotations']}"] = f"{source['samples']} images, {source['turns']} turns"
+    """Stage and figures from the record of the training beside a checkpoint; empty without one."""
+    path = folder / RECORD
+    if not path.is_file():
+        return {}
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from error
+    if not isinstance(summary, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(summary).__name__}")
+    figures = {key: summary.get(key) for key in _FIGURES}
+    figures |= {key: summary.get("timing", {}).get(key) for key in ("wall_seconds", "images_per_second")}
+    facts = {key.replace("_", " "): value for key, value in figures.items() if value is not None}
+    for source in summary.get("data", []):
+        facts[f"data: {source['annotations']}"] = f"{source['samples']} images, {source['turns']} turns"
     return facts
 
 

@@ -75,7 +75,7 @@ class ReferringFigures:
         return _figures(pairs)
 
     def _ask(self, predictor: RexSeekPredictor, sample: Sample) -> _Answered:
-        turns = [turn for turn in sample.turns if turn.blocks is not None and len(turn.blocks) == 1]
+        turns = [turn for turn in sample.turns if turn.around is None and len(turn.blocks or ()) == 1]
         if not turns:
             return _Answered(sample, (), ())
         expressions = [turn.blocks[0][0] for turn in turns]

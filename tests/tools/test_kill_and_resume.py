@@ -1,4 +1,4 @@
-"""One kill of each kind of training, while it saves; then it goes on as if nothing had been."""
+"""One kill of each kind of training, at a checkpoint; then it goes on as if nothing had been."""
 
 import json
 import os
@@ -34,5 +34,4 @@ def test_a_kill_per_mode_changes_nothing(tiny_model, tiny_processor, tmp_path: P
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["equal"]
     for mode in ("full-zero2", "full-zero3", "lora-zero2"):
-        assert result[mode]["kills"] == result[mode]["while_saving"] == 1
-        assert result[mode]["different"] == []
+        assert result[mode]["kills"] == 1 and result[mode]["different"] == []

@@ -38,8 +38,8 @@ def test_full_recipes_are_the_papers(stage: int) -> None:
     readers = {source.reader for source in config.data.train}
     assert readers == {
         1: {"allava"},
-        2: {"coco", "lvis", "objects365", "regions"},
-        3: {"llava", "coco", "regions"},
+        2: {"coco", "lvis", "objects365", "rexverse"},
+        3: {"llava", "coco", "rexverse"},
         4: {"humanref"},
     }.get(stage)
     assert config.init_from == (f"runs/rexseek-3b/stage{stage - 1}" if stage > 1 else None)
@@ -166,6 +166,7 @@ def test_missing_data_end_with_the_tiny_command(monkeypatch: pytest.MonkeyPatch)
     before = dict(os.environ)
     with pytest.raises(SystemExit) as exit_:
         main(StagePlan(4, "referring", ("language_model",)), ["engine.deepspeed=null", "root=nowhere"])
-    assert os.environ == before
+    caches = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"}
+    assert os.environ.keys() - before.keys() <= caches  # no launcher's variables without DeepSpeed
     assert "no such file: nowhere" in str(exit_.value)
     assert "accelerate launch train/stage4.py --config configs/tiny/stage4.yaml" in str(exit_.value)
