@@ -14,6 +14,7 @@ from rexseek.data.mixture import Mixture, PackLimits, Schedule, ScheduledSamples
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import IGNORE_INDEX
 from rexseek.training.config import TrainConfig
+from rexseek.training.figures import SourcedSamples
 from rexseek.training.run import run_stage
 from rexseek.training.setup import load_sources
 from rexseek.training.stage import StagePlan
@@ -74,13 +75,13 @@ def test_a_run_and_a_resumed_run_load_what_the_schedule_says(
     recipe: TrainConfig, data: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[int] = []
-    original = ScheduledSamples.__getitem__
+    original = SourcedSamples.__getitem__
 
-    def noted(self: ScheduledSamples, index: int):
+    def noted(self: SourcedSamples, index: int):
         loaded.append(index)
         return original(self, index)
 
-    monkeypatch.setattr(ScheduledSamples, "__getitem__", noted)
+    monkeypatch.setattr(SourcedSamples, "__getitem__", noted)
     recipe.data.train, recipe.data.max_turns = [data["humanref"]], 1
     recipe.optim.steps, recipe.optim.epochs = None, 1.0
     recipe.optim.micro_batch_size, recipe.engine.save_steps = 1, 1
