@@ -92,7 +92,7 @@ def train_stage(stage: int, arguments: argparse.Namespace) -> None:
     if (folder / "training.json").is_file():
         print(f"\n{folder} is already trained")
         return
-    overrides = [f"output={folder}", f"root={arguments.data}"]
+    overrides = [f"output={folder}", f"root={arguments.data}", "overwrite=true"]  # of a run that was cut off
     if stage > 1:
         overrides.append(f"init_from={arguments.output / f'stage{stage - 1}'}")
     launcher = Path(sys.executable).parent / "accelerate"
