@@ -28,7 +28,10 @@ def folder(tmp_path_factory, tiny_processor) -> Path:
     for number, name in enumerate(("a.png", "more/b.jpg")):
         pixels = np.random.default_rng(number).integers(0, 256, (150, 200, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / "images" / name)
-    lines = [{"image": "a.png", "boxes_xyxy_px": BOXES}, {"image": "more/b.jpg", "boxes_xyxy_px": BOXES[:1]}]
+    lines = [
+        {"image_name": "a.png", "boxes_xyxy_px": BOXES},
+        {"image_name": "more/b.jpg", "boxes_xyxy_px": BOXES[:1]},
+    ]
     (folder / "boxes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -122,7 +125,7 @@ def test_detect_then_refer_and_masks(inside, folder):
     result = run("detect", "images", *detector, "--output", inside / "found.jsonl", "--device", "cpu")
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in (inside / "found.jsonl").read_text().splitlines()]
-    assert [line["image"] for line in lines] == ["a.png", "more/b.jpg"]
+    assert [line["image_name"] for line in lines] == ["a.png", "more/b.jpg"]
     assert all(len(line["boxes_xyxy_px"]) == len(line["scores"]) == len(line["labels"]) > 0 for line in lines)
     ask = ("--checkpoint", "checkpoint", "--device", "cpu", "--threshold", "1", "--json")
     by_file = run("refer", "images", "the man", *ask, "--boxes", inside / "found.jsonl")

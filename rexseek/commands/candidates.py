@@ -10,7 +10,7 @@ from PIL import Image
 
 from rexseek.boxes import validate_boxes_xyxy_px
 from rexseek.commands.questions import Question
-from rexseek.data.jsonl import read_jsonl
+from rexseek.data.candidates import detections_of, read_detections
 from rexseek.detectors import Detector, Limits, detect, load_detector
 from rexseek.nouns import nouns_of
 
@@ -44,16 +44,15 @@ def candidate_source(
         if not one_image:
             raise ValueError(
                 f"boxes {boxes}: expected, for several images, a .jsonl with lines of "
-                '{"image": ..., "boxes_xyxy_px": [...]}'
+                '{"image_name": ..., "boxes_xyxy_px": [...]}'
             )
         found = read_boxes_xyxy_px(boxes)
         return lambda question, image: _of_image(found, image, f"boxes {boxes}")
-    by_name = read_boxes_by_image(boxes)
+    by_name = read_detections(boxes)
 
     def look_up(question: Question, image: Image.Image) -> np.ndarray:
-        if question.name not in by_name:
-            raise ValueError(f"boxes {boxes}: no line for the image {question.name!r}")
-        return _of_image(by_name[question.name], image, f"boxes {boxes}, image {question.name}")
+        where = f"boxes {boxes}, image {question.name}"
+        return _of_image(detections_of(by_name, question.name, f"boxes {boxes}"), image, where)
 
     return look_up
 
@@ -86,24 +85,6 @@ def read_boxes_xyxy_px(path: Path) -> list[list[float]]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"boxes {path}: not JSON ({error}); {_EXPECTED}") from error
     return _boxes_in(content, f"boxes {path}")
-
-
-def read_boxes_by_image(path: Path) -> dict[str, list[list[float]]]:
-    """Read a .jsonl with a line an image: {"image": name, "boxes_xyxy_px": [...]}, as `detect` writes it.
-
-    Raises:
-        ValueError: a missing file or another content; names the line.
-    """
-    if not path.is_file():
-        raise ValueError(f"boxes {path}: no such file")
-    found: dict[str, list[list[float]]] = {}
-    for line, row in read_jsonl(path):
-        where = f"boxes {path}, line {line}"
-        name = row.pop("image", None)
-        if not isinstance(name, str) or name in found:
-            raise ValueError(f'{where}: expected a new name under "image", got {name!r:.100}')
-        found[name] = _boxes_in(row, where)
-    return found
 
 
 def _boxes_in(content: Any, what: str) -> list[list[float]]:

@@ -65,7 +65,7 @@ def detect_boxes(
             "scores": found.scores.tolist(),
             "labels": list(found.labels),
         }
-        lines.append(json.dumps(row if single else {"image": question.name, **row}, ensure_ascii=False))
+        lines.append(json.dumps(row if single else {"image_name": question.name, **row}, ensure_ascii=False))
     text = "".join(line + "\n" for line in lines)
     typer.echo(text, nl=False) if output is None else output.write_text(text, encoding="utf-8")
     if failed:

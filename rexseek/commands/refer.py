@@ -47,7 +47,7 @@ Boxes = Annotated[
     Path | None,
     typer.Option(
         help=r'Candidates: a .json list of \[x1, y1, x2, y2] in pixels or {"boxes_xyxy_px": [...]}; for '
-        'several images a .jsonl of {"image": ..., "boxes_xyxy_px": [...]}.'
+        'several images a .jsonl of {"image_name": ..., "boxes_xyxy_px": [...]}.'
     ),
 ]
 Images = Annotated[Path | None, typer.Option(help="Folder of the images of a file of questions.")]
