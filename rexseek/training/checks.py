@@ -68,6 +68,11 @@ def _setting_problems(config: TrainConfig, stage: int, world_size: int) -> list[
         config.model.dtype in ("float32", "bfloat16"),
         f"model.dtype: expected float32 or bfloat16, got {config.model.dtype}",
     )
+    expect(
+        engine.float32_matmul_precision in ("highest", "high", "medium"),
+        f"engine.float32_matmul_precision: expected highest, high or medium, got "
+        f"{engine.float32_matmul_precision}",
+    )
     expect(engine.device in ("auto", "cpu"), f"engine.device: expected auto or cpu, got {engine.device}")
     expect(bool(config.data.train), "data.train: expected at least one source, got none")
     starts = [config.init_from is not None, config.towers is not None]

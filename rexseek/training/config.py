@@ -115,6 +115,7 @@ class EngineConfig:
 
     device: str = "auto"  # auto or cpu
     threads: int | None = None  # torch threads per process; null: leave as they are
+    float32_matmul_precision: str = "highest"  # high or medium: quicker, with TF32 or bfloat16 inside
     deepspeed: str | None = "configs/deepspeed/zero2.json"  # null: plain torch
     logging_steps: int = 10
     save_steps: int | None = None  # null: no checkpoints, only the final export

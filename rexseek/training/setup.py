@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_process(config: TrainConfig) -> tuple[int, int]:
-    """Threads, and what DeepSpeed needs of a process started by no launcher of several.
+    """Threads, matrix products, and what DeepSpeed needs of a process started by no launcher of several.
 
     Returns:
         The rank and the number of processes.
@@ -31,6 +31,7 @@ def prepare_process(config: TrainConfig) -> tuple[int, int]:
     engine = config.engine
     if engine.threads is not None:
         torch.set_num_threads(engine.threads)
+    torch.set_float32_matmul_precision(engine.float32_matmul_precision)
     if engine.deepspeed is not None and "LOCAL_RANK" not in os.environ:
         if "MASTER_PORT" in os.environ:  # `accelerate launch --cpu --num_processes 2` starts one, silently
             logger.warning("one process only; `accelerate launch --use_deepspeed --num_processes N` starts N")

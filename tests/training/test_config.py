@@ -96,6 +96,7 @@ def test_contradictions_and_missing_files_are_reported_together(recipe: TrainCon
     recipe.optim.epochs = 1.0
     recipe.optim.batch_size = 3
     recipe.model.attn_implementation = "flash_attention_2"
+    recipe.engine.float32_matmul_precision = "low"
     recipe.init_from = "nowhere"
     with pytest.raises(ConfigError) as error:
         check_config(recipe, 3, 2)
@@ -105,6 +106,7 @@ def test_contradictions_and_missing_files_are_reported_together(recipe: TrainCon
         "epochs=1.0 and steps=2",
         "multiple of micro_batch_size x processes = 2 x 2, got 3",
         "flash attention",
+        "expected highest, high or medium, got low",
         "no option 'colour'",
         "no such file: none.json",
         "init_from: nowhere: no such folder",
