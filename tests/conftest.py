@@ -27,6 +27,13 @@ def oracle_folder() -> Path | None:
     return folder if folder.is_dir() else None
 
 
+@pytest.fixture(autouse=True)
+def same_precision():
+    """A recipe that asks for quick matrix products has no influence on other tests."""
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
 def make_tiny_tokenizer() -> Qwen2Tokenizer:
     """A byte-level tokenizer without merges in Qwen2.5's format: 256 bytes, then the ChatML tokens."""
     vocab = {character: index for index, character in enumerate(sorted(ByteLevel.alphabet()))}

@@ -82,7 +82,7 @@ def test_captions_and_texts_without_image(
     found = ("--checkpoint", str(checkpoint), "--output", str(tmp_path / "shown"), "--format", reader)
     result = run("show", path, images, *found)
     assert result.exit_code == 0, result.output
-    assert {"regions": "[a red one<|im_end|>]", "llava": "no image"}[reader] in result.stdout
+    assert {"regions": "[a blue one<|im_end|>]", "llava": "no image"}[reader] in result.stdout
     assert (tmp_path / "shown" / "0.png").is_file()
 
 

@@ -47,7 +47,7 @@ def read_grounded_captions(
             size = image_size(images / name, where)
             boxes = validate_boxes_xyxy_px(row["boxes"], *size, f"{where}: boxes")
             blocks, around = _grounded(row, len(boxes), where)
-            question = grounded_caption_question(generator_for(seed, where, name))
+            question = grounded_caption_question(generator_for(seed, name, number))
             turn = Turn(question, blocks=blocks, around=around, id=f"{name}#{number}")
             sample = Sample(f"{name}#{number}", "grounded_captions", images / name, *size, boxes, (turn,))
         if sample is not None:

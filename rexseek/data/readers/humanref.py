@@ -188,7 +188,7 @@ class _Lines:
         indices = self.matching.indices(boxes, answers, where, self.report)
         if indices is None:
             return None
-        generator = generator_for(self.seed, where, expression)
+        generator = generator_for(self.seed, row["id"], expression)
         return Turn(
             detection_question([expression], self.style, generator),
             blocks=((expression, indices),),

@@ -59,7 +59,7 @@ def _sample(
     for region in regions:
         require_keys(region, ("box", "descriptions"), where)
     boxes = validate_boxes_xyxy_px([region["box"] for region in regions], *size, f"{where}: regions")
-    generator = generator_for(seed, where, name)
+    generator = generator_for(seed, name, number)
     turns = []
     for index, region in enumerate(regions):
         what = f"{where}: region {index}"
