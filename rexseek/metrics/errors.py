@@ -29,7 +29,7 @@ from rexseek.metrics.humanref_coordinates import finite_boxes
 from rexseek.metrics.humanref_protocols import REJECTION
 from rexseek.metrics.masks import RunLengths
 from rexseek.metrics.matching import maximum_assignment
-from rexseek.metrics.rows import Row, RowError
+from rexseek.metrics.rows import Row, RowError, predicted_regions
 
 MISSED, EXTRA, DISTRACTOR = "missed instance", "extra instance", "hard distractor"
 FALSE_REJECTION, FALSE_ACCEPTANCE = "false rejection", "false acceptance"
@@ -83,7 +83,7 @@ def find_errors(
         RowError: a box, point or mask that is none.
     """
     places = {row["id"]: place for place, row in enumerate(predictions)}
-    values = [_regions(row) for row in predictions]
+    values = [predicted_regions(row) for row in predictions]
     finite_boxes("prediction", predictions, values, 2 if is_point else 4)
     for key in ("answer_boxes", "candidate_boxes"):
         finite_boxes("annotation", annotations, [row[key] for row in annotations], 4)
@@ -117,12 +117,6 @@ def count_errors(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
     }
 
 
-def _regions(row: Row) -> Any:
-    """What a line predicts; nothing if it is malformed or says so by `[[]]`."""
-    value = row["extracted_predictions"]
-    return [] if value == [[]] or row.get("status") == "malformed" else value
-
-
 def _errors_alone(annotation: Row, prediction: Row | None, regions: Regions) -> tuple[str, ...] | None:
     """The error that stands alone, `()` for a right rejection; None if the matching decides."""
     if prediction is None:
@@ -138,9 +132,10 @@ def _match(index: int, annotation: Row, regions: Regions, is_point: bool) -> dic
     """Answer -> prediction, the better overlap first where there is a choice."""
     if not len(regions) or not annotation["answer_boxes"]:
         return {}
-    fits = iou_matrix(annotation["answer_boxes"], regions) if not is_point else None
-    if fits is None:
+    if is_point:
         fits = _points_in_masks(index, annotation, regions)
+    else:
+        fits = iou_matrix(annotation["answer_boxes"], regions)  # [answers, regions]
     rows = [[(int(best), float(row[best])) for best in np.argsort(-row, kind="stable")] for row in fits]
     assignment = maximum_assignment(rows, MATCH_IOU)
     return {answer: region for region, answer in sorted(assignment.items(), key=lambda pair: pair[1])}

@@ -18,7 +18,7 @@ import numpy as np
 
 from rexseek.metrics.humanref_coordinates import check_coordinates, finite_boxes
 from rexseek.metrics.matching import Matcher, greedy_matches, maximum_matches
-from rexseek.metrics.rows import Row, RowError, require
+from rexseek.metrics.rows import Row, RowError, predicted_regions, require
 
 REJECTION = "rejection"
 STATUSES = ("found", "rejected", "malformed")
@@ -139,7 +139,7 @@ def _strict_check(annotations: Sequence[Row], predictions: Sequence[Row]) -> Non
             raise RowError("annotation", index, row, reason)
     for index, row in enumerate(predictions):
         _strict_status(index, row)
-    values = [_strict_value(row) for row in predictions]
+    values = [predicted_regions(row) for row in predictions]
     array = finite_boxes("prediction", predictions, values, size)
     check_coordinates(annotations, predictions, values, array)
 
@@ -160,31 +160,25 @@ def _strict_ids(kind: str, rows: Sequence[Row], keys: Sequence[str]) -> set[int 
 
 
 def _strict_status(index: int, row: Row) -> None:
-    status, regions = row.get("status"), _strict_value(row)
+    status, regions = row.get("status"), predicted_regions(row)
     if status is not None and status not in STATUSES:
         raise RowError("prediction", index, row, f"status {status!r}, expected one of {', '.join(STATUSES)}")
     if status in ("found", "rejected") and (status == "found") != (regions != []):
         raise RowError("prediction", index, row, f"status {status!r} with extracted_predictions {regions!r}")
 
 
-def _strict_value(row: Row) -> Any:
-    """The regions of a row; none if it is marked malformed."""
-    value = row["extracted_predictions"]
-    return [] if value == [[]] or row.get("status") == "malformed" else value
-
-
 def _strict_is_point(predictions: Sequence[Row]) -> bool:
-    values = (_strict_value(row) for row in predictions)
+    values = (predicted_regions(row) for row in predictions)
     first = next((value[0] for value in values if isinstance(value, list) and value), None)
     return isinstance(first, list) and len(first) == 2
 
 
 def _strict_rejects(row: Row | None) -> bool:
-    return row is not None and row.get("status") != "malformed" and _strict_value(row) == []
+    return row is not None and row.get("status") != "malformed" and predicted_regions(row) == []
 
 
 def _strict_regions(row: Row | None, is_point: bool) -> Sequence[Any]:
-    return [] if row is None else _strict_value(row)
+    return [] if row is None else predicted_regions(row)
 
 
 OFFICIAL = HumanRefProtocol(

@@ -14,7 +14,7 @@ import numpy as np
 from rexseek.boxes import iou_matrix
 from rexseek.metrics.bootstrap import mean_intervals
 from rexseek.metrics.humanref_coordinates import check_coordinates, finite_boxes
-from rexseek.metrics.rows import Row, RowError, require
+from rexseek.metrics.rows import Row, RowError, predicted_regions, require
 
 THRESHOLDS = {"50": 0.5, "75": 0.75, "90": 0.9}
 
@@ -82,7 +82,7 @@ def score(annotations: Sequence[Row], predictions: Sequence[Row]) -> RefCocoResu
         if len(row["answer_boxes"]) != 1:
             reason = f"{len(row['answer_boxes'])} answer_boxes, expected one"
             raise RowError("annotation", index, row, reason)
-    values = [_boxes(row) for row in predictions]
+    values = [predicted_regions(row) for row in predictions]
     check_coordinates(annotations, predictions, values, finite_boxes("prediction", predictions, values, 4))
     first = {row["id"]: _first(index, row, values[index]) for index, row in enumerate(predictions)}
     ids = [row["id"] for row in annotations]
@@ -112,11 +112,6 @@ def _check_ids(kind: str, rows: Sequence[Row], keys: Sequence[str]) -> None:
             reason = "expected an integer or a string as id that did not occur before"
             raise RowError(kind, index, row, reason)
         seen.add(row["id"])
-
-
-def _boxes(row: Row) -> Any:
-    value = row["extracted_predictions"]
-    return [] if value == [[]] or row.get("status") == "malformed" else value
 
 
 def _first(index: int, row: Row, boxes: Sequence[Any]) -> Any | None:

@@ -1,4 +1,4 @@
-"""What the metrics say about a row that cannot be scored."""
+"""What the metrics read of a row, and say about one that cannot be scored."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -29,3 +29,9 @@ def require(kind: str, index: int, row: Row, keys: Iterable[str]) -> None:
     for key in keys:
         if key not in row:
             raise RowError(kind, index, row, f"has no {key!r}")
+
+
+def predicted_regions(row: Row) -> Any:
+    """The boxes or points of a prediction; none if it says so by `[[]]` or is marked malformed."""
+    value = row["extracted_predictions"]
+    return [] if value == [[]] or row.get("status") == "malformed" else value
