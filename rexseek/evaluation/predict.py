@@ -17,9 +17,9 @@ from rexseek.evaluation.questions import (
     Question,
     Row,
     Run,
-    detections_meta,
+    among_detections,
+    first_candidates,
     predict_questions,
-    with_detections,
 )
 from rexseek.predictor import Referral, RexSeekPredictor
 from rexseek.tokens import check_plain_text
@@ -48,7 +48,7 @@ def predict_humanref(
         annotations: HumanRef JSONL.
         images: folder of the images.
         output: predictions JSONL.
-        candidates: a detector's boxes (see `with_detections`), in place of the annotations'.
+        candidates: a detector's boxes (see `among_detections`), in place of the annotations'.
         ablation: what to ask in place of the expressions; lines then hold `ablation` (its kind) and the
             `expression` that was asked.
         batch_size: images asked at once.
@@ -63,8 +63,7 @@ def predict_humanref(
     """
     questions = humanref_questions(annotations, images)
     meta = run_meta(checkpoint, annotations)
-    if candidates is not None:
-        questions, meta = with_detections(questions, candidates), meta | detections_meta(candidates)
+    questions, meta = among_detections(questions, meta, candidates)
     return predict_questions(predictor, questions, Run(output, meta, "id", _prediction, batch_size, ablation))
 
 
@@ -73,8 +72,7 @@ def humanref_questions(annotations: Path, images: Path) -> list[Question]:
     questions = []
     for line, row in read_annotations(annotations, images):
         where = f"{annotations}, line {line}: id {row['id']!r}"
-        boxes = row["candidate_boxes"]
-        kept, dropped = boxes[:MAX_CANDIDATES], max(0, len(boxes) - MAX_CANDIDATES)
+        kept, dropped = first_candidates(row["candidate_boxes"])
         image = images / row["image_name"]
         answers = row["answer_boxes"]
         questions.append(Question(row["id"], where, image, row["referring"], kept, dropped, answers, row))

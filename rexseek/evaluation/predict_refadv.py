@@ -9,13 +9,12 @@ from rexseek.evaluation.ablations import Ablation
 from rexseek.evaluation.predict import run_meta
 from rexseek.evaluation.questions import (
     BATCH_SIZE,
-    MAX_CANDIDATES,
     Question,
     Row,
     Run,
-    detections_meta,
+    among_detections,
+    first_candidates,
     predict_questions,
-    with_detections,
 )
 from rexseek.metrics.refadv import box_iou, distractor_count
 from rexseek.metrics.refadv_answers import NO_BOX
@@ -55,8 +54,7 @@ def predict_refadv(
     """
     questions = refadv_questions(annotations, images, candidates_needed=candidates is None)
     meta = {**run_meta(checkpoint, annotations), "benchmark": "Ref-Adv"}
-    if candidates is not None:
-        questions, meta = with_detections(questions, candidates), meta | detections_meta(candidates)
+    questions, meta = among_detections(questions, meta, candidates)
 
     def to_line(question: Question, referral: Referral) -> Row:
         return _prediction(question, referral, str(checkpoint))
@@ -92,7 +90,7 @@ def refadv_questions(annotations: Path, images: Path, candidates_needed: bool = 
         size = image_size(image, where)
         if not isinstance(boxes, list):
             raise ValueError(f"{where}: candidate_boxes is {boxes!r}, expected a list of boxes")
-        kept, dropped = boxes[:MAX_CANDIDATES], max(0, len(boxes) - MAX_CANDIDATES)
+        kept, dropped = first_candidates(boxes)
         validate_boxes_xyxy_px(kept, *size, f"{where}: candidate_boxes")
         answers = [row[answer_key]]
         validate_boxes_xyxy_px(answers, *size, f"{where}: {answer_key}")

@@ -128,31 +128,37 @@ def ablation_fields(ablation: Ablation | None, question: Question) -> Row:
     return {} if ablation is None else {"ablation": ablation.kind, "expression": question.expression}
 
 
-def with_detections(questions: Sequence[Question], detections: Path) -> list[Question]:
-    """The questions with a detector's boxes in place of the annotations', the first 100 of an image.
+def first_candidates(boxes: list[list[float]]) -> tuple[list[list[float]], int]:
+    """The candidates that are asked about, and how many more there were."""
+    return boxes[:MAX_CANDIDATES], max(0, len(boxes) - MAX_CANDIDATES)
+
+
+def among_detections(
+    questions: Sequence[Question], meta: Row, detections: Path | None
+) -> tuple[list[Question], Row]:
+    """The questions and what their run notes, with a detector's boxes in place of the annotations', if any.
 
     Args:
-        detections: JSONL, see `rexseek.data.candidates.read_detections`.
+        questions: with the annotations' candidates.
+        meta: of their run.
+        detections: JSONL, see `rexseek.data.candidates.read_detections`; None changes nothing.
 
     Raises:
         ValueError: of an image there is no line, or boxes that cannot be its.
     """
+    if detections is None:
+        return list(questions), meta
     found, result = read_detections(detections), []
     for question in questions:
-        boxes = detections_of(found, question.image_name, question.where)
-        kept = [list(box) for box in boxes[:MAX_CANDIDATES]]
+        kept, dropped = first_candidates(detections_of(found, question.image_name, question.where))
         size = image_size(question.image, question.where)
         validate_boxes_xyxy_px(kept, *size, f"{detections}, {question.where}: boxes_xyxy_px")
-        result.append(replace(question, candidates=kept, dropped=len(boxes) - len(kept)))
-    return result
-
-
-def detections_meta(detections: Path) -> Row:
-    """What a run notes of a detector's file."""
-    return {
+        result.append(replace(question, candidates=kept, dropped=dropped))
+    origin = {
         "candidates": f"detector's file {detections.name}",
         "candidates_sha256": file_sha256(detections),
     }
+    return result, {**meta, **origin}
 
 
 def processes() -> PartialState:
