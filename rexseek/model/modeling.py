@@ -219,7 +219,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         """One pass; with labels also the mean cross entropy over supervised tokens.
 
         With labels, the head runs only where some row's next token is supervised: logits are those of
-        these positions, [B, K, vocabulary], K at least 1. The prefix, most of a row, needs none.
+        these positions, [B, K, vocabulary], K at least 1.
 
         Args:
             input_ids: [B, T] with -200 and -300 at the places of features.
@@ -235,21 +235,15 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
 
         Raises:
             ValueError: both or neither of input_ids and inputs_embeds; some of the four inputs of an image
-                without the others; a boolean 4-D mask, or any 4-D mask together with flash attention; see
-                also `encode` and `embed`.
+                without the others; a boolean 4-D mask, or any with flash attention; see `encode`, `embed`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected exactly one of input_ids and inputs_embeds")
-        _check_image_inputs(pixel_values, pixel_values_aux, object_boxes, num_objects)
+        images = _checked_images(pixel_values, pixel_values_aux, object_boxes, num_objects)
         if inputs_embeds is None:
-            image_tokens = object_tokens = None
-            if pixel_values is not None:
-                image_tokens, object_tokens = self.encode(
-                    pixel_values, pixel_values_aux, object_boxes, num_objects
-                )
-            inputs_embeds = self.embed(input_ids, image_tokens, object_tokens)
-        if attention_mask is not None and attention_mask.ndim == 4:
-            attention_mask = self._additive_mask(attention_mask, inputs_embeds.dtype)
+            tokens = (None, None) if pixel_values is None else self.encode(*images)
+            inputs_embeds = self.embed(input_ids, *tokens)
+        attention_mask = self._checked_mask(attention_mask, inputs_embeds.dtype)
         if use_cache is None:
             use_cache = labels is None and not self.training
         if labels is not None:
@@ -264,12 +258,16 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             **kwargs,
         )
         if labels is not None:
-            output.loss = self.language_model.loss_function(
-                output.logits, None, self.config.text_config.vocab_size, shift_labels=targets, **kwargs
-            )
+            output.loss = self._loss(output.logits, targets, **kwargs)
         return output
 
-    def _additive_mask(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    def _loss(self, logits: Tensor, targets: Tensor, **kwargs: Any) -> Tensor:
+        vocabulary = self.config.text_config.vocab_size
+        return self.language_model.loss_function(logits, None, vocabulary, shift_labels=targets, **kwargs)
+
+    def _checked_mask(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        if mask is None or mask.ndim != 4:
+            return mask
         if not mask.is_floating_point():
             raise ValueError(f"a 4-D attention mask must be additive float, got {mask.dtype}")
         implementation = self.config.text_config._attn_implementation
@@ -316,11 +314,12 @@ def supervised_positions(labels: Tensor) -> tuple[Tensor, Tensor]:
     return positions, following[:, positions]
 
 
-def _check_image_inputs(*inputs: Tensor | None) -> None:
-    """All of `_IMAGE_INPUTS` are given, or none."""
+def _checked_images(*inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The inputs, or ValueError if some of `_IMAGE_INPUTS` are given and others not."""
     missing = [name for name, value in zip(_IMAGE_INPUTS, inputs, strict=True) if value is None]
     if 0 < len(missing) < len(_IMAGE_INPUTS):
         raise ValueError(f"expected {', '.join(_IMAGE_INPUTS)} together, got no {', '.join(missing)}")
+    return inputs
 
 
 def _check_boxes(object_boxes: Tensor, counts: list[int], num_images: int) -> None:
