@@ -5,6 +5,7 @@ first phrase names what is meant, later ones count where an article or possessiv
 """
 
 import re
+from collections.abc import Sequence
 
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _PERSONS = frozenset(
@@ -66,6 +67,11 @@ def nouns_of(expression: str) -> tuple[str, ...]:
             "name the objects to detect yourself (--objects)"
         )
     return tuple(nouns)
+
+
+def wanted_categories(expressions: Sequence[str], objects: Sequence[str]) -> tuple[str, ...]:
+    """What to detect for some expressions: `objects` if given, else all their nouns."""
+    return tuple(objects) or tuple(dict.fromkeys(noun for text in expressions for noun in nouns_of(text)))
 
 
 def singular(word: str) -> str:

@@ -25,7 +25,7 @@ from rexseek.data.toy.language import Narrator
 from rexseek.data.toy.write import clear_scene
 from rexseek.detectors import Detector, detect
 from rexseek.images import load_image
-from rexseek.nouns import nouns_of
+from rexseek.nouns import wanted_categories
 from rexseek.predictor import Referral, RexSeekPredictor
 from rexseek.segmenter import Segmenter, encode_mask
 from rexseek.visualize import PALETTE, draw_referrals, shade_masks
@@ -75,9 +75,8 @@ def read_boxes(rows: Rows, image: Image.Image) -> np.ndarray:
     Raises:
         ValueError: something else than four numbers, a box that is not of the image, or too many.
     """
-    filled = [row for row in rows if any(str(value or "").strip() for value in row) or 0 in row]
     try:
-        boxes = [[float(value) for value in row] for row in filled]
+        boxes = [[float(value) for value in row] for row in _filled(rows)]
     except (TypeError, ValueError) as error:
         raise ValueError(f"boxes: expected four numbers a row ({error})") from error
     if len(boxes) > MAX_BOXES:
@@ -149,7 +148,7 @@ class Page:
             raise ValueError("detector: the page was started without one (rexseek demo --detector MODEL)")
         image = read_picture(path)
         named = [name.strip() for name in objects.split(",") if name.strip()]
-        categories = named or [noun for line in read_expressions(text) for noun in nouns_of(line)]
+        categories = wanted_categories(() if named else read_expressions(text), named)
         found = detect(self.detector, image, categories)
         return np.round(found.boxes_xyxy_px, 1).tolist()
 
@@ -168,8 +167,12 @@ def add_corner(rows: Rows, first: list[int] | None, corner: list[int]) -> tuple[
     (x1, x2), (y1, y2) = sorted((first[0], corner[0])), sorted((first[1], corner[1]))
     if x1 == x2 or y1 == y2:
         return rows, first, "A box needs width and height; click another corner."
-    kept = [row for row in rows if any(str(value or "").strip() for value in row) or 0 in row]
+    kept = _filled(rows)
     return [*kept, [x1, y1, x2, y2]], None, f"Box {len(kept)} added."
+
+
+def _filled(rows: Rows) -> Rows:
+    return [row for row in rows if any(str(value or "").strip() for value in row) or 0 in row]
 
 
 def example_scenes(folder: Path, number: int = 3) -> list[list[Any]]:

@@ -12,7 +12,7 @@ from rexseek.boxes import validate_boxes_xyxy_px
 from rexseek.commands.questions import Question
 from rexseek.data.candidates import detections_of, read_detections
 from rexseek.detectors import Detector, Limits, detect, load_detector
-from rexseek.nouns import nouns_of
+from rexseek.nouns import wanted_categories
 
 _EXPECTED = 'expected a list of [x1, y1, x2, y2] in pixels, or {"boxes_xyxy_px": [...], "scores": [...]}'
 _KEYS = {"boxes_xyxy_px", "scores", "labels"}
@@ -55,11 +55,6 @@ def candidate_source(
         return _of_image(detections_of(by_name, question.name, f"boxes {boxes}"), image, where)
 
     return look_up
-
-
-def wanted_categories(expressions: Sequence[str], objects: Sequence[str]) -> tuple[str, ...]:
-    """What to detect for some expressions: `objects` if given, else all their nouns."""
-    return tuple(objects) or tuple(dict.fromkeys(noun for text in expressions for noun in nouns_of(text)))
 
 
 def _detected(detector: Detector, objects: Sequence[str], limits: Limits) -> Candidates:

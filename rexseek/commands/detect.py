@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from transformers.utils.logging import disable_progress_bar
 
-from rexseek.commands.candidates import wanted_categories
 from rexseek.commands.common import (
     Device,
     MaxBoxes,
@@ -20,6 +19,7 @@ from rexseek.commands.common import (
 from rexseek.commands.questions import read_questions
 from rexseek.detectors import Limits, detect, load_detector
 from rexseek.images import load_image
+from rexseek.nouns import wanted_categories
 from rexseek.terminal import PROBLEMS
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from transformers.utils.logging import disable_progress_bar
 
 from rexseek.commands.answers import FORMATS, AnswerFile
-from rexseek.commands.candidates import Candidates, candidate_source, wanted_categories
+from rexseek.commands.candidates import Candidates, candidate_source
 from rexseek.commands.common import (
     Checkpoint,
     DetectorName,
@@ -32,6 +32,7 @@ from rexseek.commands.common import (
 from rexseek.commands.questions import Question, read_questions
 from rexseek.detectors import Limits
 from rexseek.images import load_image
+from rexseek.nouns import wanted_categories
 from rexseek.predictor import Referral, RexSeekPredictor
 from rexseek.segmenter import Segmenter, encode_mask
 from rexseek.terminal import PROBLEMS, plain
