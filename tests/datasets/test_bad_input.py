@@ -64,14 +64,11 @@ def test_a_value_of_a_wrong_type_is_a_value_error_or_counted(name: str, tmp_path
     for place in places(content):
         for value in WRONG:
             write(changed(content, place, value))
-            what = f"{name}: {value!r} at {place}"
             try:
                 samples, report = READERS[name](path, images, lenient=True, **options(name, tmp_path))
             except ValueError:
                 refused += 1
                 continue
-            except Exception as error:
-                raise AssertionError(what) from error
             found = Statistics()
             for sample in samples:
                 found.add(sample)
