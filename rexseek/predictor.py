@@ -15,7 +15,7 @@ from PIL import Image
 
 from rexseek.boxes import BoxArray, boxes_to_xyxy_px
 from rexseek.images import ImageInput, load_image
-from rexseek.model.checkpoint import load_model
+from rexseek.model.checkpoint import TRAINING_RECORD, load_model
 from rexseek.model.decoding import Answer, answer_expressions, generate_from_ids, generate_texts
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.model.prefix import Prefix, VisualTokens, build_prefix, encode_visual
@@ -332,7 +332,7 @@ def _check_boxes(image: ImageInput, boxes: BoxArray, box_format: str, picture: I
 def _stage(folder: Path) -> int | None:
     """The stage whose training wrote a checkpoint folder, None where that is not recorded."""
     try:
-        return json.loads((folder / "training.json").read_text(encoding="utf-8")).get("stage")
+        return json.loads((folder / TRAINING_RECORD).read_text(encoding="utf-8")).get("stage")
     except (OSError, ValueError, AttributeError):
         return None
 

@@ -15,10 +15,10 @@ from typing import Any
 from rexseek import RexSeekPredictor
 from rexseek.evaluation.predict import predict_humanref
 from rexseek.evaluation.score import score_humanref
+from rexseek.model.checkpoint import TRAINING_RECORD
 from rexseek.training.config import load_config
 
 _ROOT = Path(__file__).resolve().parent.parent
-_RECORD = "training.json"
 _FIGURES = ("recall", "precision", "density_f1")
 
 
@@ -91,7 +91,7 @@ def train(arguments: argparse.Namespace, variant: Variant, folder: Path) -> dict
         *arguments.settings,
         *variant.settings,
     ]
-    record = folder / _RECORD
+    record = folder / TRAINING_RECORD
     if record.is_file():
         found = json.loads(record.read_text())
         wanted = dataclasses.asdict(load_config(arguments.config, settings))

@@ -29,6 +29,7 @@ import torch
 from safetensors.torch import load_file
 
 from rexseek.data.toy.write import write_toy_dataset
+from rexseek.model.checkpoint import TRAINING_RECORD
 from rexseek.training.checkpoints import checkpoint_folders, step_of, verify_checkpoint
 from rexseek.training.config import (
     EngineConfig,
@@ -42,7 +43,6 @@ from rexseek.training.config import (
 from rexseek.training.resume import LOG
 from rexseek.training.run import run_stage
 from rexseek.training.stage import StagePlan
-from rexseek.training.summary import RECORD
 
 ROOT = Path(__file__).resolve().parents[1]
 MODES = {
@@ -237,7 +237,7 @@ def interrupted_run(
         step = min(max(aim, done + 1), arguments.steps - 1)
         in_save = len(kills) % 2 == 0
         found = kill_once(resumed(config), arguments, step, in_save, rng, log)
-        if found is None or (output / RECORD).exists():
+        if found is None or (output / TRAINING_RECORD).exists():
             raise RuntimeError("a run ended before its kill; give it more --steps")
         print(f"  killed at step {found['step']}, unfinished {found['unfinished'] or 'none'}", flush=True)
         kills.append(found)
@@ -259,7 +259,7 @@ def differences(whole: Path, broken: Path) -> list[str]:
         lines = [json.loads(line) for line in (output / LOG).read_text().splitlines()]
         curves.append([{key: line[key] for key in ("step", *CURVE)} for line in lines if "loss" in line])
     found = [] if curves[0] == curves[1] else [f"loss curves: {curves[0]} and {curves[1]}"]
-    metrics = [json.loads((output / RECORD).read_text()) for output in (whole, broken)]
+    metrics = [json.loads((output / TRAINING_RECORD).read_text()) for output in (whole, broken)]
     for key in ("train_loss", "eval_loss_before", "eval_loss", "steps"):
         if metrics[0][key] != metrics[1][key]:
             found.append(f"{key}: {metrics[0][key]} and {metrics[1][key]}")

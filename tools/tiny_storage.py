@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rexseek.model.checkpoint import load_model
+from rexseek.model.checkpoint import TRAINING_RECORD, load_model
 
 
 def half_precision(module: nn.Module) -> dict[str, Tensor]:
@@ -23,9 +23,9 @@ def main() -> None:
     arguments = parser.parse_args()
     model = load_model(arguments.checkpoint, torch.float32, "sdpa")
     model.save_pretrained(arguments.output, state_dict=half_precision(model))
-    for name in ("processor_config.json", "tokenizer.json", "tokenizer_config.json", "train_config.yaml"):
+    names = ("processor_config.json", "tokenizer.json", "tokenizer_config.json", "train_config.yaml")
+    for name in (*names, TRAINING_RECORD):
         shutil.copy2(arguments.checkpoint / name, arguments.output / name)
-    shutil.copy2(arguments.checkpoint / "training.json", arguments.output / "training.json")
 
 
 if __name__ == "__main__":

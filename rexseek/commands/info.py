@@ -12,11 +12,11 @@ from rich.table import Table
 from safetensors import safe_open
 
 from rexseek.config import RexSeekConfig
+from rexseek.model.checkpoint import TRAINING_RECORD
 from rexseek.processor import load_processor
 from rexseek.terminal import plain
 from rexseek.tokens import MAX_OBJECTS
 
-RECORD = "training.json"  # as training writes it; see rexseek.training.summary
 _FIGURES = (
     "stage",
     "steps",
@@ -103,7 +103,7 @@ def _parameters(folder: Path) -> dict[str, Any]:
 
 def _training(folder: Path) -> dict[str, Any]:
     """Stage and figures from the record of the training beside a checkpoint; empty without one."""
-    path = folder / RECORD
+    path = folder / TRAINING_RECORD
     if not path.is_file():
         return {}
     try:

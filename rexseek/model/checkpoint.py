@@ -23,6 +23,9 @@ from rexseek.model.modeling import Projector, RexSeekForConditionalGeneration
 from rexseek.model.vision import ConvNextTower
 from rexseek.tokens import IM_END, with_required_tokens
 
+TRAINING_RECORD = "training.json"
+"""What a finished training writes beside the weights: where they came from, and its figures."""
+
 _OPEN_CLIP_TRUNK = "visual.trunk."
 
 

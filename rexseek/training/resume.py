@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from rexseek.model.checkpoint import TRAINING_RECORD
 from rexseek.training.checkpoints import (
     COMPLETE,
     checkpoint_bytes,
@@ -24,7 +25,6 @@ from rexseek.training.checkpoints import (
 from rexseek.training.config import ConfigError, TrainConfig
 from rexseek.training.lora import ADAPTER_FOLDER
 from rexseek.training.setup import zero_stage
-from rexseek.training.summary import RECORD
 
 LOG = "log.jsonl"
 
@@ -109,7 +109,7 @@ def find_checkpoint(config: TrainConfig) -> Path | None:
 
 def _occupied(output: Path, complete: list[Path]) -> str | None:
     """What a folder holds that a new run would overwrite."""
-    if (output / RECORD).exists():
+    if (output / TRAINING_RECORD).exists():
         return "holds a finished run; choose another folder, or set overwrite=true"
     if complete:
         return (
@@ -160,7 +160,7 @@ def start_output(output: Path, checkpoint: Path | None) -> None:
         checkpoint: to resume from; None to begin at step 0.
     """
     output.mkdir(parents=True, exist_ok=True)
-    (output / RECORD).unlink(missing_ok=True)
+    (output / TRAINING_RECORD).unlink(missing_ok=True)
     own = checkpoint is not None and checkpoint.absolute().parent == output.absolute()
     last = step_of(checkpoint) if own else -1  # all that stays is of this step or before
     for folder in checkpoint_folders(output, complete=False):

@@ -20,6 +20,7 @@ from transformers import set_seed
 from rexseek.data.candidates import CandidateOptions
 from rexseek.data.collate import PackedCollator
 from rexseek.data.mixture import Mixture, PackLimits, Schedule, build_schedule
+from rexseek.model.checkpoint import TRAINING_RECORD
 from rexseek.model.modeling import RexSeekForConditionalGeneration
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import ADDED_TOKENS
@@ -39,7 +40,7 @@ from rexseek.training.resume import (
 )
 from rexseek.training.setup import load_sources, load_start, prepare_process
 from rexseek.training.stage import StagePlan, set_trainable
-from rexseek.training.summary import RECORD, draw_losses, origin
+from rexseek.training.summary import draw_losses, origin
 from rexseek.training.tracking import end_tracking, start_tracking
 from rexseek.training.trainer import StageTrainer, training_arguments
 from rexseek.training.validation import Validation
@@ -112,7 +113,9 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     validation = None
     if held_out_sources:
         validation = Validation(plan, config, processor, held_out_sources, collator, rank, world_size)
-    trainer, times, trained = _train(config, learner, processor, rows, collator, validation, checkpoint)
+    trainer, times, trained = _train(
+        config, learner, processor, rows, collator, validation, checkpoint, rank, world_size
+    )
     metrics = {
         "stage": plan.stage,
         "trainable": list(plan.trainable),
@@ -166,9 +169,10 @@ def _train(
     collator: PackedCollator,
     validation: Validation | None,
     checkpoint: Path | None,
+    rank: int,
+    world_size: int,
 ) -> tuple[StageTrainer, StepTimes, float]:
     """Run Trainer over the schedule. Returns it, the times of its steps, and the mean training loss."""
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     identity = {
         "parameters": sum(parameter.numel() for parameter in learner.parameters()),
         "samples": {source.name: len(source.samples) for source in rows.mixture.sources},
@@ -258,9 +262,8 @@ def export(
     output = Path(config.output)
     if config.lora is None:
         plain = trainer.model
-        state = trainer.accelerator.get_state_dict(
-            trainer.model_wrapped
-        )  # gathers under ZeRO-3: on all ranks
+        # gathers under ZeRO-3: on all ranks
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     else:  # never under ZeRO-3
         plain = merged_model(trainer.model.get_base_model())
         state = plain.state_dict()
@@ -272,7 +275,7 @@ def export(
         processor.save_pretrained(output)
         (output / "train_config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
         draw_losses(output / LOG, output / "loss.png")
-        (output / RECORD).write_text(json.dumps(metrics, indent=1) + "\n")
+        (output / TRAINING_RECORD).write_text(json.dumps(metrics, indent=1) + "\n")
         logger.info("wrote %s", output)
     end_tracking()
     trainer.accelerator.wait_for_everyone()

@@ -12,9 +12,6 @@ import torch
 
 from rexseek.training.config import TrainConfig
 
-RECORD = "training.json"
-"""Written beside the trained weights; a folder with it holds a finished run."""
-
 _PACKAGES = ("rexseek", "torch", "torchvision", "transformers", "accelerate", "deepspeed", "peft", "timm")
 
 
