@@ -15,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python tools/demo.py
 
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadscope
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -49,7 +49,7 @@ CLIP_CONFIG = CLIPVisionConfig(
 )
 CONVNEXT_DEPTHS, CONVNEXT_DIMS = (1, 2, 2, 1), (40, 80, 160, 256)
 IMAGE_SIZE_AUX = 256
-_WIDTH = 128  # of the space in which regions and phrases meet
+_WIDTH = sum(CONVNEXT_DIMS)  # regions and phrases meet in the space of the object features themselves
 _BATCH = 8  # scenes
 _SPREAD = 1.5  # of region features over regions
 _IGNORE = -100
@@ -115,7 +115,18 @@ class _TextTower(nn.Module):
 
     def forward(self) -> Tensor:
         bags = self.words(self.ids, self.offsets) * math.sqrt(2)
-        return self.linear(bags) + self.mlp(bags)
+        return functional.normalize(self.linear(bags) + self.mlp(bags), dim=-1)
+
+
+def _objects_as_they_are(pooled: Tensor) -> Tensor:
+    """Object features [O, D], each level brought to a mean square of one and nothing else.
+
+    There is no learned head in between, and phrases have length one, so what tells phrases apart has to be a
+    large part of the features. With a head it may hide in directions of small spread, which a projector
+    then takes thousands of steps to find.
+    """
+    levels = pooled.split(CONVNEXT_DIMS, dim=1)
+    return torch.cat([level * level.square().mean().rsqrt() for level in levels], dim=1)
 
 
 class _Head(nn.Sequential):
@@ -139,7 +150,6 @@ class _Contrast(nn.Module):
                 nn.init.ones_(parameter)
         self.text = _TextTower(tokenizer)
         widths = {
-            "objects": sum(CONVNEXT_DIMS),
             "image": CLIP_CONFIG.hidden_size + CONVNEXT_DIMS[-1],
             "clip": CLIP_CONFIG.hidden_size,
         }
@@ -152,13 +162,14 @@ class _Contrast(nn.Module):
         joined = image_features(patches, levels[-1])
         counts, cell = batch["num_objects"], batch["cells"]
         image = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        pooled = pool_regions(levels, batch["boxes"] / 4, counts.tolist(), IMAGE_SIZE_AUX // 4)
         features = {
-            "objects": pool_regions(levels, batch["boxes"] / 4, counts.tolist(), IMAGE_SIZE_AUX // 4),
-            "image": joined[image, cell],
-            "clip": patches[image, cell],
+            "objects": _objects_as_they_are(pooled),
+            "image": self.heads["image"](joined[image, cell]),
+            "clip": self.heads["clip"](patches[image, cell]),
         }
-        phrases = self.text()
-        return {name: self.heads[name](value) @ phrases.T for name, value in features.items()}
+        phrases = self.text().T
+        return {name: value @ phrases for name, value in features.items()}
 
 
 def _loss(similarities: Tensor, truth: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from rexseek.data.collate import Branch
 from rexseek.data.prompts import caption_question, description_question, detection_question
 from rexseek.data.toy.conversation import caption, conversation
-from rexseek.data.toy.facts import ALL_FACTS, Fact, describe, most_specific, usable, with_article
+from rexseek.data.toy.facts import ALL_FACTS, describe, most_specific, usable, with_article
 from rexseek.data.toy.language import Narrator
+from rexseek.data.toy.phrases import short, single_facts
 from rexseek.data.toy.world import Scene
 from rexseek.data.toy.write import CATEGORIES, category_of
 from rexseek.tokens import (
@@ -79,20 +80,10 @@ def with_cells(scene: Scene, masks: list[np.ndarray]) -> tuple[Scene, np.ndarray
 def phrases_of(scene: Scene) -> list[list[str]]:
     """Everything that is true of each person and thing, in short phrases."""
     people = [
-        [person.kind, *([person.name] if person.name else []), *map(_short, most_specific(person))]
+        [person.kind, *([person.name] if person.name else []), *map(short, most_specific(person))]
         for person in scene.persons
     ]
     return people + [[thing.words] for thing in scene.things]
-
-
-def _short(fact: Fact) -> str:
-    """`red cap` of `in a red cap`, `long hair` of `with long hair`."""
-    if fact.pair:
-        return f"{fact.pair[1]} {fact.pair[0]}"
-    words = fact.wordings[0]
-    for start in ("with ", "wearing ", "in ", "both ", "an ", "a "):
-        words = words.removeprefix(start)
-    return words
 
 
 class Teacher:
@@ -150,36 +141,8 @@ class Teacher:
 
 
 def _ask_facts(teacher: Teacher, scene: Scene, count: int):
-    """Single facts. In most of them everything hangs on a colour: several wear such a garment, each in
-    another colour, or nobody wears it in this one. Asked about everything at once, the model learns garments
-    and never looks at their colours.
-    """
-    rng = teacher.rng
-    colours: dict[str, set[str]] = {}
-    for person in scene.persons:
-        for garment, colour in person.worn():
-            colours.setdefault(garment, set()).add(colour)
-    named = [fact for fact in _FACTS if fact.pair and fact.pair[0] in colours]
-    worn = [fact for fact in named if fact.pair[1] in colours[fact.pair[0]]]
-    among_others = [fact for fact in worn if len(colours[fact.pair[0]]) > 1]
-    in_other_colours = [fact for fact in named if fact not in worn]
-    asked = set()
-    for _ in range(count):
-        pool = rng.choices((among_others, in_other_colours, _FACTS), (5, 2, 3))[0]
-        if pool is _FACTS:
-            person = rng.choice(scene.persons)
-            pool = [fact for fact in _FACTS if fact.holds(person)]
-        pool = [fact for fact in pool if fact not in asked]
-        if not pool:
-            continue
-        fact = rng.choice(pool)
-        asked.add(fact)
-        holders = [index for index, person in enumerate(scene.persons) if fact.holds(person)]
-        words = rng.choice(fact.wordings)
-        phrases = [_short(fact), f"the person {words}"]
-        if len(holders) > 1:
-            phrases += [f"the people {words}", f"every person {words}"]
-        yield FACT, [rng.choice(phrases)], [holders]
+    for phrase, holders in single_facts(scene, teacher.rng, count, _FACTS):
+        yield FACT, [phrase], [holders]
 
 
 def ask_facts(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:

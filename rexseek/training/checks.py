@@ -109,7 +109,6 @@ def _range_problems(config: TrainConfig) -> list[str]:
             ("data.workers", data.workers, 0),
             ("data.detection_images", data.detection_images, 0),
             ("data.referring_images", data.referring_images, 0),
-            ("model.whiten_object_projector", config.model.whiten_object_projector, 0),
             ("optim.learning_rate.projectors", optim.learning_rate.projectors, 0),
             ("optim.learning_rate.llm", optim.learning_rate.llm, 0),
             ("optim.learning_rate.encoders", optim.learning_rate.encoders, 0),

@@ -65,9 +65,6 @@ class ModelConfig:
     attn_implementation: str = "sdpa"  # sdpa or eager; flash attention takes no block mask
     dtype: str = "bfloat16"  # float32 or bfloat16
     gradient_checkpointing: bool = False
-    whiten_object_projector: int = (
-        0  # a first layer that whitens the features of so many images; see whiten.py
-    )
 
 
 @dataclass

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from itertools import chain, islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ from rexseek.training.summary import draw_losses, origin
 from rexseek.training.tracking import end_tracking, start_tracking
 from rexseek.training.trainer import StageTrainer, training_arguments
 from rexseek.training.validation import Validation
-from rexseek.training.whiten import whiten_object_projector
 
 logger = logging.getLogger(__name__)
 
@@ -106,9 +105,6 @@ def run_stage(plan: StagePlan, config: TrainConfig) -> dict[str, Any]:
     optim = config.optim
     rows = _schedule(mixture, optim)
     collator = PackedCollator(processor, data.max_length)
-    if config.model.whiten_object_projector:
-        pool = chain.from_iterable(source.samples for source in sources)
-        whiten_object_projector(model, collator, list(islice(pool, config.model.whiten_object_projector)))
     learner = _learner(plan, config, model, processor)
     validation = None
     if held_out_sources:

@@ -11,11 +11,19 @@ from PIL import Image
 
 from rexseek.data.toy.facts import ALL_FACTS, NOUNS, describe, noun_matches
 from rexseek.data.toy.language import SUB_DOMAINS, Narrator
+from rexseek.data.toy.phrases import facts_and_names, short
 from rexseek.data.toy.vocabulary import HELD_OUT
 from rexseek.data.toy.write import SPLITS, clear_scene, write_toy_dataset
 
 pycocotools_mask = pytest.importorskip("pycocotools.mask")
-_FILES = ("annotations.jsonl", "captions.json", "conversations.json", "instances.json", "regions.jsonl")
+_FILES = (
+    "annotations.jsonl",
+    "captions.json",
+    "conversations.json",
+    "instances.json",
+    "phrases.jsonl",
+    "regions.jsonl",
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +74,21 @@ def test_held_out_combinations_are_neither_drawn_nor_mentioned_in_training(folde
         scene, _, _ = clear_scene(random.Random(seed), hold_out=True)
         assert not [pair for person in scene.persons for pair in person.worn() if pair in HELD_OUT]
     assert any(word in (folders["test"] / "regions.jsonl").read_text() for word in words)
+
+
+def test_phrases_name_the_boxes_of_which_they_are_true(folders):
+    rows = [json.loads(line) for line in (folders["train"] / "phrases.jsonl").read_text().splitlines()]
+    assert all(box in row["candidate_boxes"] for row in rows for box in row["answer_boxes"])
+    assert {bool(row["answer_boxes"]) for row in rows} == {True, False}
+    scene, _, _ = clear_scene(random.Random(5), hold_out=True)
+    scene.persons[0].name = "Star Kid"
+    said = dict(facts_and_names(scene, random.Random(0), 200, ALL_FACTS))
+    assert said["Star Kid"] == [0]
+    assert "Pirate Rook" not in said or said["Pirate Rook"] == []
+    for fact in ALL_FACTS:
+        if short(fact) in said:
+            holders = [index for index, person in enumerate(scene.persons) if fact.holds(person)]
+            assert said[short(fact)] == holders
 
 
 def test_every_sub_domain_and_several_answers_occur():

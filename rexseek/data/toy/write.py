@@ -11,12 +11,14 @@ from rich.progress import track
 
 from rexseek.data.toy.conversation import caption, conversation, text_conversation
 from rexseek.data.toy.draw import draw_scene
-from rexseek.data.toy.facts import describe, with_article
+from rexseek.data.toy.facts import ALL_FACTS, describe, usable, with_article
 from rexseek.data.toy.language import Narrator
+from rexseek.data.toy.phrases import facts_and_names
 from rexseek.data.toy.vocabulary import KINDS, SCENERY
 from rexseek.data.toy.world import Scene, sample_scene
 
 CATEGORIES = (*KINDS, *SCENERY)
+PHRASES = 8  # a scene
 _MAX_OVERLAP = 0.4  # of the smaller of two people's boxes; partners may touch
 
 
@@ -77,7 +79,8 @@ def _overlap(first, second) -> float:
 
 def write_toy_dataset(output: str | Path, scenes: int, seed: int, split: str) -> None:
     """Writes `images/`, `annotations.jsonl` (HumanRef's schema and our key `held_out`), `captions.json` and
-    `conversations.json` (LLaVA's format), `instances.json` (COCO's) and `regions.jsonl`.
+    `conversations.json` (LLaVA's format), `instances.json` (COCO's), `regions.jsonl`
+    and `phrases.jsonl` (short phrases with the boxes they name, in HumanRef's schema).
 
     Args:
         output: a folder without a data set in it.
@@ -96,19 +99,22 @@ def write_toy_dataset(output: str | Path, scenes: int, seed: int, split: str) ->
     if (output / "annotations.jsonl").exists():
         raise ValueError(f"{output}: already holds a data set; expected a new folder")
     (output / "images").mkdir(parents=True, exist_ok=True)
-    writer = _Writer(output, SPLITS[split], random.Random(f"{split} {seed}"))
+    writer = _Writer(output, SPLITS[split], f"{split} {seed}")
     for number in track(range(scenes), description=f"drawing {scenes} {split} scenes"):
         writer.add_scene(f"{split}_{seed}_{number:06d}.jpg")
     writer.finish()
 
 
 class _Writer:
-    def __init__(self, output: Path, split: Split, rng: random.Random) -> None:
-        self.output, self.split, self.rng = output, split, rng
+    def __init__(self, output: Path, split: Split, seed: str) -> None:
+        self.output, self.split, self.rng = output, split, random.Random(seed)
+        self.phrases_rng = random.Random(f"phrases {seed}")  # the scenes do not depend on it
+        self.facts = usable(ALL_FACTS, split.hold_out)
         self.annotations: list[dict] = []
         self.captions: list[dict] = []
         self.conversations: list[dict] = []
         self.regions: list[dict] = []
+        self.phrases: list[dict] = []
         self.images: list[dict] = []
         self.instances: list[dict] = []
 
@@ -122,6 +128,7 @@ class _Writer:
         self._add_expressions(name, scene, encoded, order)
         self._add_instances(name, scene, encoded, order)
         self._add_texts(name, scene, order)
+        self._add_phrases(name, scene, order)
 
     def _add_expressions(self, name: str, scene: Scene, encoded: list[dict], order: list[int]) -> None:
         narrator = Narrator(scene, self.rng, self.split.hold_out)
@@ -169,6 +176,19 @@ class _Writer:
         if self.rng.random() < 0.1:
             self.conversations.append(_llava_row(None, text_conversation(self.rng), f"text_{name}"))
 
+    def _add_phrases(self, name: str, scene: Scene, order: list[int]) -> None:
+        """All boxes are candidates here, as a detector of things and people gives them."""
+        for phrase, holders in facts_and_names(scene, self.phrases_rng, PHRASES, self.facts):
+            self.phrases.append(
+                {
+                    "id": len(self.phrases),
+                    "image_name": name,
+                    "referring": phrase,
+                    "candidate_boxes": [scene.boxes[index] for index in order],
+                    "answer_boxes": [scene.boxes[index] for index in holders],
+                }
+            )
+
     def _description(self, scene: Scene, index: int) -> str:
         if index < len(scene.persons):
             return describe(scene.persons[index], self.rng)
@@ -183,7 +203,11 @@ class _Writer:
             ("instances", instances),
         ):
             (self.output / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
-        for name, rows in (("regions", self.regions), ("annotations", self.annotations)):
+        for name, rows in (
+            ("regions", self.regions),
+            ("phrases", self.phrases),
+            ("annotations", self.annotations),
+        ):
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             (self.output / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 

@@ -1,0 +1,71 @@
+"""Short phrases about a scene, one fact each: fine-grained names such as `red cap` or `Captain Bolt`."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from rexseek.data.toy.facts import Fact
+from rexseek.data.toy.vocabulary import CHARACTERS
+from rexseek.data.toy.world import Scene
+
+_NAME_SHARE = 0.15
+
+
+def short(fact: Fact) -> str:
+    """`red cap` of `in a red cap`, `long hair` of `with long hair`."""
+    if fact.pair:
+        return f"{fact.pair[1]} {fact.pair[0]}"
+    words = fact.wordings[0]
+    for start in ("with ", "wearing ", "in ", "both ", "an ", "a "):
+        words = words.removeprefix(start)
+    return words
+
+
+def single_facts(
+    scene: Scene, rng: random.Random, count: int, facts: Sequence[Fact]
+) -> Iterator[tuple[str, list[int]]]:
+    """At most `count` phrases and the persons of whom each is true, perhaps none.
+
+    In most of them everything hangs on a colour: several wear such a garment, each in another colour, or
+    nobody wears it in this one. Asked about everything at once, a model learns garments and never looks at
+    their colours.
+
+    Args:
+        facts: those that may be asked about.
+    """
+    colours: dict[str, set[str]] = {}
+    for person in scene.persons:
+        for garment, colour in person.worn():
+            colours.setdefault(garment, set()).add(colour)
+    named = [fact for fact in facts if fact.pair and fact.pair[0] in colours]
+    worn = [fact for fact in named if fact.pair[1] in colours[fact.pair[0]]]
+    among_others = [fact for fact in worn if len(colours[fact.pair[0]]) > 1]
+    in_other_colours = [fact for fact in named if fact not in worn]
+    asked = set()
+    for _ in range(count):
+        pool = rng.choices((among_others, in_other_colours, facts), (5, 2, 3))[0]
+        if pool is facts:
+            person = rng.choice(scene.persons)
+            pool = [fact for fact in facts if fact.holds(person)]
+        pool = [fact for fact in pool if fact not in asked]
+        if not pool:
+            continue
+        fact = rng.choice(pool)
+        asked.add(fact)
+        holders = [index for index, person in enumerate(scene.persons) if fact.holds(person)]
+        words = rng.choice(fact.wordings)
+        phrases = [short(fact), f"the person {words}"]
+        if len(holders) > 1:
+            phrases += [f"the people {words}", f"every person {words}"]
+        yield rng.choice(phrases), holders
+
+
+def facts_and_names(
+    scene: Scene, rng: random.Random, count: int, facts: Sequence[Fact]
+) -> Iterator[tuple[str, list[int]]]:
+    """`single_facts`, with names of characters among them, mostly of those who are there."""
+    names = sum(rng.random() < _NAME_SHARE for _ in range(count))
+    present = [person.name for person in scene.persons if person.name]
+    others = [name for name in CHARACTERS if name not in present]
+    for name in [*rng.sample(present, min(names, len(present))), *rng.sample(others, int(names > 0))]:
+        yield name, [index for index, person in enumerate(scene.persons) if person.name == name]
+    yield from single_facts(scene, rng, count - names, facts)
