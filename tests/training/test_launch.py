@@ -47,6 +47,7 @@ def launch(
         f"optim.steps={STEPS}",
         f"optim.batch_size={ROWS}",
         "optim.micro_batch_size=1",
+        "model.dtype=float32",
         "engine.float32_matmul_precision=highest",
         "optim.max_grad_norm=1000",
         "optim.warmup_ratio=0",
