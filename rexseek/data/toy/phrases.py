@@ -62,7 +62,10 @@ def single_facts(
 def facts_and_names(
     scene: Scene, rng: random.Random, count: int, facts: Sequence[Fact]
 ) -> Iterator[tuple[str, list[int]]]:
-    """`single_facts`, with names of characters among them, mostly of those who are there."""
+    """`single_facts`, with names of characters among them: of those who are there, and of one who is not.
+
+    Names are asked for in place of facts; the absent one may make one phrase more than `count`.
+    """
     names = sum(rng.random() < _NAME_SHARE for _ in range(count))
     present = [person.name for person in scene.persons if person.name]
     others = [name for name in CHARACTERS if name not in present]
