@@ -101,33 +101,34 @@ def boxes_to_xyxy_px(boxes: BoxArray, box_format: str, width: int, height: int, 
     if not box_format.startswith("xyxy"):
         corners = xywh_to_xyxy(corners)
     clipped = np.clip(corners, 0, size)
-    looks_normalised = not normalised and size.max() > 1
-    for index, box in enumerate(corners):
-        if looks_normalised and given[index].min() >= 0 and given[index].max() <= 1:
-            problem = "all coordinates are within 0..1 (are they normalised?)"
-        else:
-            problem = _box_problem(box, clipped[index], size)
-        if problem is not None:
-            raise ValueError(
-                f"{what}: box {index}: {problem}; got {given[index].tolist()}, "
-                f"expected {BOX_FORMATS[box_format]} the {width}x{height} image"
-            )
+    problems = _box_problems(corners, clipped, size)
+    if not normalised and size.max() > 1:
+        inside = ((given >= 0) & (given <= 1)).all(axis=1)
+        problems["all coordinates are within 0..1 (are they normalised?)"] = inside
+    # The first box that is wrong, for the last reason that holds.
+    wrong = np.flatnonzero(np.any(list(problems.values()), axis=0))
+    if len(wrong):
+        index = wrong[0]
+        problem = [name for name, found in problems.items() if found[index]][-1]
+        raise ValueError(
+            f"{what}: box {index}: {problem}; got {given[index].tolist()}, "
+            f"expected {BOX_FORMATS[box_format]} the {width}x{height} image"
+        )
     return clipped.astype(np.float32)
 
 
-def _box_problem(box: np.ndarray, clipped: np.ndarray, size: np.ndarray) -> str | None:
-    """Why a box (xyxy pixels) cannot be one of an image of this size, or None."""
-    if not np.isfinite(box).all():
-        return "a coordinate is not finite"
-    if box[2] < box[0] or box[3] < box[1]:
-        return "it is inverted (is it x, y, width, height?)"
-    if box[2] == box[0] or box[3] == box[1]:
-        return "it has no area"
-    if (clipped[2:] <= clipped[:2]).any():
-        return "it lies outside the image"
-    if (box > size * (1 + _MAX_OVERHANG)).any() or (box < -size * _MAX_OVERHANG).any():
-        return "it reaches far beyond the image (are the coordinates of another size, or 0..1000?)"
-    return None
+def _box_problems(boxes: np.ndarray, clipped: np.ndarray, size: np.ndarray) -> dict[str, np.ndarray]:
+    """Why boxes (xyxy pixels) cannot be of an image of this size -> bool [O]; the plainest reason last."""
+    with np.errstate(invalid="ignore"):
+        width_height = boxes[:, 2:] - boxes[:, :2]
+    far = (boxes > size * (1 + _MAX_OVERHANG)) | (boxes < -size * _MAX_OVERHANG)
+    return {
+        "it reaches far beyond the image (are the coordinates of another size, or 0..1000?)": far.any(axis=1),
+        "it lies outside the image": (clipped[:, 2:] <= clipped[:, :2]).any(axis=1),
+        "it has no area": (width_height == 0).any(axis=1),
+        "it is inverted (is it x, y, width, height?)": (width_height < 0).any(axis=1),
+        "a coordinate is not finite": ~np.isfinite(boxes).all(axis=1),
+    }
 
 
 def xyxy_to_xywh(boxes_xyxy: np.ndarray) -> np.ndarray:

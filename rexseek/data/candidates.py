@@ -72,12 +72,11 @@ def match_answers(
         Distinct candidate indices in ascending order, and the answer boxes that match none.
     """
     answers = np.array(list(dict.fromkeys(map(tuple, answers.tolist()))), dtype=np.float32).reshape(-1, 4)
-    overlaps = iou_matrix(answers, candidates)  # [A, O]
-    found: dict[int, int] = {}
-    for number, answer in enumerate(answers):
-        equal = np.flatnonzero((candidates == answer).all(axis=1))
-        if len(equal):
-            found[number] = int(equal[0])
+    equal = (answers[:, None] == candidates).all(axis=2)  # [A, O]
+    found = {int(number): int(equal[number].argmax()) for number in np.flatnonzero(equal.any(axis=1))}
+    if len(found) == len(answers):
+        return tuple(sorted(found.values())), []
+    overlaps = iou_matrix(answers, candidates)
     overlaps[list(found)] = -1
     overlaps[:, list(found.values())] = -1
     while overlaps.size and overlaps.max() >= iou_threshold:

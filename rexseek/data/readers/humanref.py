@@ -158,6 +158,8 @@ class _Lines:
         self.report, self.images, self.matching = report, images, matching
         self.style, self.seed = style, seed
         self._sizes: dict[str, tuple[int, int]] = {}
+        self._last: tuple[str, object] | None = None  # image and candidates of the line before
+        self._boxes = np.zeros((0, 4), dtype=np.float32)
 
     def candidates(
         self, where: str, row: dict[str, Any], detections: dict[str, Any] | None
@@ -167,11 +169,14 @@ class _Lines:
         if name not in self._sizes:
             self._sizes[name] = image_size(self.images / name, where)
         size = self._sizes[name]
-        boxes = validate_boxes_xyxy_px(row["candidate_boxes"], *size, f"{where}: candidate_boxes")
-        if detections is not None:
-            found = detections_of(detections, name, where)
-            boxes = validate_boxes_xyxy_px(found, *size, f"{where}: detections of {name}")
-        return name, size, boxes
+        given = row["candidate_boxes"]
+        if self._last != (name, given):  # an image's lines mostly follow each other, with the same boxes
+            boxes = validate_boxes_xyxy_px(given, *size, f"{where}: candidate_boxes")
+            if detections is not None:
+                found = detections_of(detections, name, where)
+                boxes = validate_boxes_xyxy_px(found, *size, f"{where}: detections of {name}")
+            self._last, self._boxes = (name, given), boxes
+        return name, size, self._boxes
 
     def turn(self, where: str, row: dict[str, Any], boxes: np.ndarray, size: tuple[int, int]) -> Turn | None:
         """The line's turn, or None (counted) if it cannot be learnt."""
