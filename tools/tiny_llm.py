@@ -34,6 +34,7 @@ from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
 from rexseek.data.collate import pack_row, pad_rows
 from rexseek.data.toy.world import Scene
+from rexseek.model.branch_mask import branch_mask
 from rexseek.model.object_tokens import sine_embedding
 from rexseek.tokens import IGNORE_INDEX, IM_END, IMAGE_TOKEN_ID, OBJECT_FEATURE_TOKEN_ID, OBJECT_TOKENS
 from rexseek.training.setup import bound_cpu_caches
@@ -147,7 +148,8 @@ class Student:
     def answer(self, teacher: Teacher, batch: list[tuple[Scene, np.ndarray]], lesson: Lesson) -> "_Answers":
         taught = [teacher.row(scene, lesson) for scene, _ in batch]
         rows = [pack_row(prefix, branches) for prefix, branches, _, _ in taught]
-        packed = pad_rows(rows, self.pad_id, torch.bfloat16, pad_to_multiple_of=64)
+        packed = pad_rows(rows, self.pad_id, pad_to_multiple_of=64)
+        packed["attention_mask"] = branch_mask(packed.pop("branches"), torch.bfloat16)
         hidden = self.hidden(
             inputs_embeds=self._embed(packed["input_ids"], batch, [order for _, _, order, _ in taught]),
             attention_mask=packed["attention_mask"],

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from rexseek.data.sample import Sample
+from rexseek.model.branch_mask import PADDING, PREFIX
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import IGNORE_INDEX, MAX_OBJECTS
-
-_PREFIX, _PADDING = 0, -1  # branch numbers; branches count from 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def pack_row(prefix_ids: list[int], branches: Sequence[Branch]) -> dict[str, np.
     """
     length = len(prefix_ids)
     ids, labels = list(prefix_ids), [IGNORE_INDEX] * length
-    positions, numbers = list(range(length)), [_PREFIX] * length
+    positions, numbers = list(range(length)), [PREFIX] * length
     for number, branch in enumerate(branches, start=1):
         ids += branch.ids
         labels += branch.labels
@@ -86,50 +85,43 @@ def pack_row(prefix_ids: list[int], branches: Sequence[Branch]) -> dict[str, np.
 
 
 def pad_rows(
-    rows: Sequence[dict[str, np.ndarray]], pad_id: int, mask_dtype: torch.dtype, pad_to_multiple_of: int = 1
+    rows: Sequence[dict[str, np.ndarray]], pad_id: int, pad_to_multiple_of: int = 1
 ) -> dict[str, torch.Tensor]:
     """Pad rows of `pack_row` on the right to the longest and stack them.
 
     Args:
         rows: see `pack_row`.
         pad_id: token id of padding.
-        mask_dtype: of the additive mask.
         pad_to_multiple_of: T is a multiple of this.
 
     Returns:
-        input_ids, position_ids, labels int64 [B, T]; attention_mask additive [B, 1, T, T] (`branch_mask`).
+        input_ids, position_ids, labels and branches (-1 on padding), int64 [B, T].
     """
     length = pad_to_multiple_of * -(-max(len(row["input_ids"]) for row in rows) // pad_to_multiple_of)
-    fill = {"input_ids": pad_id, "position_ids": 0, "labels": IGNORE_INDEX, "branches": _PADDING}
-    batch = {
+    fill = {"input_ids": pad_id, "position_ids": 0, "labels": IGNORE_INDEX, "branches": PADDING}
+    return {
         key: torch.from_numpy(np.stack([_padded(row[key], length, value) for row in rows]))
         for key, value in fill.items()
     }
-    batch["attention_mask"] = branch_mask(batch.pop("branches"), mask_dtype)
-    return batch
 
 
 class PackedCollator:
     """Turns samples into one packed, right-padded batch, one row a sample."""
 
-    def __init__(
-        self, processor: RexSeekProcessor, max_length: int, mask_dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, processor: RexSeekProcessor, max_length: int) -> None:
         """
         Args:
             processor: tokenises and prepares images.
             max_length: tokens; a longer row is an error (packs are planned before).
-            mask_dtype: of the additive attention mask; the LLM's.
         """
         self.processor = processor
         self.max_length = max_length
-        self.mask_dtype = mask_dtype
 
     def __call__(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
         """Pack samples.
 
         Returns:
-            input_ids, position_ids, labels int64 [B, T]; attention_mask additive [B, 1, T, T];
+            input_ids, position_ids, labels, branches int64 [B, T], see `pad_rows`;
             pixel_values float32 [I, 3, s, s]; pixel_values_aux float32 [I, 3, S, S];
             object_boxes float32 [O, 4] xyxy in the S-square; num_objects int64 [I].
             A batch without any image gets one empty image, so that all modules run on all ranks.
@@ -138,7 +130,7 @@ class PackedCollator:
             ValueError: a row is too long or has nothing to learn; an image cannot be read.
         """
         rows = [self._row(sample) for sample in samples]
-        batch = pad_rows(rows, self.processor.tokenizer.pad_token_id or 0, self.mask_dtype)
+        batch = pad_rows(rows, self.processor.tokenizer.pad_token_id or 0)
         batch.update(self.images([sample for sample in samples if sample.image is not None]))
         return batch
 
@@ -179,24 +171,6 @@ class PackedCollator:
             "object_boxes": torch.zeros(0, 4),
             "num_objects": torch.zeros(1, dtype=torch.int64),
         }
-
-
-def branch_mask(branches: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The block mask: a token sees what precedes it in the prefix and in its own branch.
-
-    Args:
-        branches: int64 [B, T], 0 for the prefix, 1.. for branches, -1 for padding (which sees itself only).
-
-    Returns:
-        Additive float mask [B, 1, T, T]: 0 where seen, the type's lowest value elsewhere.
-    """
-    length = branches.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    query, key = branches[:, :, None], branches[:, None, :]
-    seen = causal & ((key == _PREFIX) | (key == query)) & (query != _PADDING)  # [B, T, T]
-    seen |= torch.eye(length, dtype=torch.bool)
-    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)
-    return mask[:, None]
 
 
 def _padded(values: np.ndarray, length: int, value: int) -> np.ndarray:

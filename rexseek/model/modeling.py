@@ -26,13 +26,13 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.quantizers import AutoQuantizationConfig
 
 from rexseek.config import ReleasedConfig, RexSeekConfig
+from rexseek.model.branch_mask import MASKED, branch_mask
 from rexseek.model.object_tokens import object_features
 from rexseek.model.released import IGNORED, KEY_MAPPING, require_complete
 from rexseek.model.vision import ConvNextTower, clip_patches, idle_clip_parameters, image_features
 from rexseek.tokens import IGNORE_INDEX, IMAGE_TOKEN_ID, OBJECT_FEATURE_TOKEN_ID
 
 _LAYER_SCALE = 1e-6  # ConvNeXt's at initialisation
-_MASKED = -6e4  # lowest value of an additive mask: finite in every float type, so that no row becomes NaN
 _IMAGE_INPUTS = ("pixel_values", "pixel_values_aux", "object_boxes", "num_objects")
 _NOT_QUANTISED = ["vision_tower", "vision_tower_aux", "image_projector", "object_projector", "lm_head"]
 
@@ -208,6 +208,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        branches: Tensor | None = None,
         pixel_values: Tensor | None = None,
         pixel_values_aux: Tensor | None = None,
         object_boxes: Tensor | None = None,
@@ -228,6 +229,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             position_ids: [B, T].
             cache: keys and values of earlier tokens.
             labels: [B, T], -100 where there is no loss; shifted inside.
+            branches: [B, T] of packed rows, instead of attention_mask; see `branch_mask`.
             pixel_values, pixel_values_aux, object_boxes, num_objects: see `encode`.
             use_cache: default: not in training.
             logits_to_keep: without labels: compute logits of the last so many positions only; 0 means all.
@@ -243,6 +245,8 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         if inputs_embeds is None:
             tokens = (None, None) if pixel_values is None else self.encode(*images)
             inputs_embeds = self.embed(input_ids, *tokens)
+        if branches is not None:
+            attention_mask = branch_mask(branches, inputs_embeds.dtype)
         attention_mask = self._checked_mask(attention_mask, inputs_embeds.dtype)
         if use_cache is None:
             use_cache = labels is None and not self.training
@@ -273,7 +277,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         implementation = self.config.text_config._attn_implementation
         if implementation is not None and "flash" in implementation:
             raise ValueError(f"{implementation} takes no 4-D attention mask; use attn_implementation='sdpa'")
-        return mask.clamp(min=_MASKED).to(dtype)
+        return mask.clamp(min=MASKED).to(dtype)
 
     def prepare_inputs_for_generation(
         self, *args: Any, is_first_iteration: bool = False, **kwargs: Any

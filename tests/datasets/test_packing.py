@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from rexseek.data.collate import Branch, PackedCollator, branch_mask, pack_row, pad_rows
+from rexseek.data.collate import Branch, PackedCollator, pack_row, pad_rows
 from rexseek.data.readers.coco import read_coco
 from rexseek.data.readers.humanref import read_humanref
 from rexseek.data.readers.llava import read_llava
 from rexseek.data.readers.regions import read_regions
 from rexseek.data.sample import Sample
 from rexseek.model import RexSeekForConditionalGeneration
+from rexseek.model.branch_mask import branch_mask
 from rexseek.processor import RexSeekProcessor
 from rexseek.tokens import IGNORE_INDEX
 from tests.conftest import make_tiny_config
@@ -66,12 +67,11 @@ def test_rows_are_packed_and_padded_without_images() -> None:
         pack_row([5, 6], [Branch([7, 8], [-100, 8]), Branch([9], [9])]),
         pack_row([5], [Branch([4, 3], [-100, 3])]),
     ]
-    batch = pad_rows(rows, pad_id=1, mask_dtype=torch.float32)
+    batch = pad_rows(rows, pad_id=1)
     assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9], [5, 4, 3, 1, 1]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 2], [0, 1, 2, 0, 0]]
     assert batch["labels"].tolist() == [[-100, -100, -100, 8, 9], [-100, -100, 3, -100, -100]]
-    branches = torch.tensor([[0, 0, 1, 1, 2], [0, 1, 1, -1, -1]])
-    assert torch.equal(batch["attention_mask"], branch_mask(branches, torch.float32))
+    assert batch["branches"].tolist() == [[0, 0, 1, 1, 2], [0, 1, 1, -1, -1]]
 
 
 def test_a_branch_sees_the_prefix_and_itself() -> None:
@@ -128,7 +128,7 @@ def test_plain_causal_attention_over_a_pack_gives_another_loss(
 ) -> None:
     batch = PackedCollator(tiny_processor, 4096)(samples[:1])
     right = tiny_model(**batch).loss
-    del batch["attention_mask"]
+    del batch["branches"]
     assert abs(right - tiny_model(**batch).loss) > 1e-5
 
 

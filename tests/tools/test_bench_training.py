@@ -37,7 +37,7 @@ def test_sides_that_disagree_end_the_run(small, tmp_path):
     sample = bench_packing.toy_sample(tmp_path, 3)
     batches = {side: collator(bench_packing.rows_of(sample, side)) for side in bench_packing.SIDES}
     assert bench_packing.compare(step, batches)[0] < 1e-4
-    del batches["packed"]["attention_mask"]  # then a branch sees the others
+    del batches["packed"]["branches"]  # then a branch sees the others
     with pytest.raises(RuntimeError, match="the two sides differ by"):
         bench_packing.compare(step, batches)
 
