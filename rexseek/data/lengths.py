@@ -61,7 +61,8 @@ def source_lengths(processor: RexSeekProcessor, samples: Sequence[Sample], distr
 
 def _count(processor: RexSeekProcessor, samples: Sequence[Sample], distractors: int) -> Lengths:
     room = CandidateOptions(distractors=distractors).room
-    prefix, branches, offsets, conversation, crowded = array("q"), array("q"), array("q", [0]), [], []
+    prefix, branches, offsets = array("q"), array("q"), array("q", [0])
+    conversation, crowded = array("b"), array("b")
     for sample in samples:
         candidates = len(sample.boxes_xyxy_px)
         prefix.append(prefix_length(processor, sample, room(candidates)))
@@ -69,8 +70,8 @@ def _count(processor: RexSeekProcessor, samples: Sequence[Sample], distractors: 
         offsets.append(len(branches))
         conversation.append(sample.conversation)
         crowded.append(candidates > MAX_OBJECTS)
-    columns = [np.array(column, dtype=np.int64) for column in (prefix, branches, offsets)]
-    return Lengths(*columns, np.array(conversation, dtype=bool), np.array(crowded, dtype=bool))
+    counts = (np.asarray(column) for column in (prefix, branches, offsets))
+    return Lengths(*counts, *(np.asarray(column).view(bool) for column in (conversation, crowded)))
 
 
 def _fingerprint(processor: RexSeekProcessor) -> str:

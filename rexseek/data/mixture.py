@@ -293,16 +293,17 @@ def build_schedule(
 
 def _order_in_buckets(rows: np.ndarray, batch_size: int, micro_batch_size: int, seed: int) -> np.ndarray:
     """Sort by length within buckets of some batches; shuffle a bucket's batches, and the parts of a batch."""
-    order = []
+    order = np.empty(len(rows), dtype=np.int64)
     for start in range(0, len(rows), batch_size * _BUCKET):
         lengths = rows["length"][start : start + batch_size * _BUCKET]
         bucket = start + np.argsort(lengths, kind="stable")
         generator = generator_for(seed, start, "batches")
-        for batch in generator.permutation(len(bucket) // batch_size):
-            batch_rows = bucket[batch * batch_size : (batch + 1) * batch_size]
-            for part in generator.permutation(batch_size // micro_batch_size):
-                order.append(batch_rows[part * micro_batch_size : (part + 1) * micro_batch_size])
-    return np.concatenate(order)
+        batches = bucket.reshape(-1, batch_size // micro_batch_size, micro_batch_size)
+        parts = [
+            batch[generator.permutation(len(batch))] for batch in batches[generator.permutation(len(batches))]
+        ]
+        order[start : start + len(bucket)] = np.concatenate(parts).ravel()
+    return order
 
 
 class ScheduledSamples(Dataset):
