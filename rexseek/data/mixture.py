@@ -149,7 +149,7 @@ class Mixture:
         for index, (source, plan) in enumerate(zip(self.sources, self._plans, strict=True)):
             for repetition in range(int(np.ceil(source.weight))):
                 share = min(1.0, source.weight - repetition)
-                generator = generator_for(self.seed, epoch, repetition, source.name, "share")
+                generator = generator_for(self.seed, epoch, repetition, index, "share")  # not by path
                 count = round(share * len(source.samples))
                 samples = generator.permutation(len(source.samples))[:count]
                 parts.append(self._rows_of(index, plan, samples, epoch, repetition))
