@@ -1,4 +1,4 @@
-# make demo   train the four stages on the toy world, evaluate, draw (about 25 minutes on two CPU cores)
+# make demo   train the four stages on the toy world, evaluate, draw (about 15 minutes on two CPU cores)
 # make test   run the test suite
 # make lint   ruff
 # Each makes the virtual environment .venv on first use.
