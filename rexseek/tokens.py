@@ -17,6 +17,7 @@ OBJECT_FEATURE_TOKEN = "<objfeat>"
 IMAGE_TOKEN_ID = -200  # stands for one image feature in `input_ids`
 OBJECT_FEATURE_TOKEN_ID = -300  # stands for one object feature in `input_ids`
 IGNORE_INDEX = -100  # label of a position without loss
+PREFIX, PADDING = 0, -1  # branch numbers of a packed row's tokens; branches count from 1
 MAX_OBJECTS = 100
 
 OBJECT_TOKENS = tuple(f"<obj{index}>" for index in range(MAX_OBJECTS))

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from rexseek.data.sample import Sample
-from rexseek.model.branch_mask import PADDING, PREFIX
 from rexseek.processor import RexSeekProcessor
-from rexseek.tokens import IGNORE_INDEX, MAX_OBJECTS
+from rexseek.tokens import IGNORE_INDEX, MAX_OBJECTS, PADDING, PREFIX
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-PREFIX, PADDING = 0, -1  # branch numbers; branches count from 1
+from rexseek.tokens import PADDING, PREFIX
+
 MASKED = -6e4  # lowest value of an additive mask: finite in every float type, so that no row becomes NaN
 
 

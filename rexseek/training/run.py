@@ -236,7 +236,7 @@ def _timing(rows: Schedule, seconds: list[float], batch_size: int, wall: float) 
         "fillers": int(rows.records["filler"].sum()),
         "timing": {
             "wall_seconds": round(wall, 1),
-            "train_seconds": round(total, 1),
+            "train_seconds": round(total, 3),
             "step_seconds_median": round(statistics.median(seconds), 4) if seconds else None,
             "samples_per_second": rate(sum(len(row.turns) for row in shown)),
             "images_per_second": rate(len(shown)),
