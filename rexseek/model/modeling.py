@@ -239,15 +239,9 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             ValueError: both or neither of input_ids and inputs_embeds; some of the four inputs of an image
                 without the others; a boolean 4-D mask, or any with flash attention; see `encode`, `embed`.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("expected exactly one of input_ids and inputs_embeds")
-        images = _checked_images(pixel_values, pixel_values_aux, object_boxes, num_objects)
-        if inputs_embeds is None:
-            tokens = (None, None) if pixel_values is None else self.encode(*images)
-            inputs_embeds = self.embed(input_ids, *tokens)
-        if branches is not None:
-            attention_mask = branch_mask(branches, inputs_embeds.dtype)
-        attention_mask = self._checked_mask(attention_mask, inputs_embeds.dtype)
+        images = (pixel_values, pixel_values_aux, object_boxes, num_objects)
+        inputs_embeds = self._embeddings(input_ids, inputs_embeds, images)
+        attention_mask = self._checked_mask(attention_mask, branches, inputs_embeds.dtype)
         if use_cache is None:
             use_cache = labels is None and not self.training
         if labels is not None:
@@ -265,11 +259,26 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
             output.loss = self._loss(output.logits, targets, **kwargs)
         return output
 
+    def _embeddings(
+        self, input_ids: Tensor | None, inputs_embeds: Tensor | None, images: tuple[Tensor | None, ...]
+    ) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("expected exactly one of input_ids and inputs_embeds")
+        images = _checked_images(*images)
+        if inputs_embeds is not None:
+            return inputs_embeds
+        tokens = (None, None) if images[0] is None else self.encode(*images)
+        return self.embed(input_ids, *tokens)
+
     def _loss(self, logits: Tensor, targets: Tensor, **kwargs: Any) -> Tensor:
         vocabulary = self.config.text_config.vocab_size
         return self.language_model.loss_function(logits, None, vocabulary, shift_labels=targets, **kwargs)
 
-    def _checked_mask(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    def _checked_mask(
+        self, mask: Tensor | None, branches: Tensor | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        if branches is not None:
+            mask = branch_mask(branches, dtype)
         if mask is None or mask.ndim != 4:
             return mask
         if not mask.is_floating_point():
