@@ -25,7 +25,7 @@ from tiny_tokenizer import train_tokenizer
 from rexseek.data.toy.write import clear_scene
 
 SCENES = 6000
-ENCODER_STEPS = 8800
+ENCODER_STEPS = 10_000
 
 
 def main() -> None:

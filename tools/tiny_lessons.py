@@ -180,8 +180,8 @@ def ask_expressions(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, objec
 def ask_everything(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object, object]]:
     """What the four stages ask."""
     rng = teacher.rng
-    yield from _ask_facts(teacher, scene, 1)
-    yield from _ask_expressions(teacher, scene, 5)
+    yield from _ask_facts(teacher, scene, 3)
+    yield from _ask_expressions(teacher, scene, 7)
     if rng.random() < 0.5:
         yield _ask_description(teacher, scene, range(len(scene.boxes)))
     if rng.random() < 0.4:
@@ -200,5 +200,5 @@ def ask_everything(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object
 LESSONS = (
     Lesson("facts", 1050, 20, ask_facts, "grounded"),
     Lesson("expressions", 1450, 20, ask_expressions, "grounded"),
-    Lesson("everything", 1700, 16, ask_everything, "chat", image=True),
+    Lesson("everything", 2600, 16, ask_everything, "chat", image=True),
 )

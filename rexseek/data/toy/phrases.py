@@ -8,6 +8,7 @@ from rexseek.data.toy.vocabulary import CHARACTERS
 from rexseek.data.toy.world import Scene
 
 _NAME_SHARE = 0.15
+_PRESENT_SHARE = 0.75
 
 
 def short(fact: Fact) -> str:
@@ -25,38 +26,44 @@ def single_facts(
 ) -> Iterator[tuple[str, list[int]]]:
     """At most `count` phrases and the persons of whom each is true, perhaps none.
 
-    In most of them everything hangs on a colour: several wear such a garment, each in another colour, or
+    In four of ten everything hangs on a colour: several wear such a garment, each in another colour, or
     nobody wears it in this one. Asked about everything at once, a model learns garments and never looks at
-    their colours.
+    their colours. The others are about each slot (hat, hair colour, pose, ...) equally often, a quarter of
+    them true of nobody: asked about all facts alike, a model hardly ever hears of hair, which has no colours
+    to combine.
 
     Args:
         facts: those that may be asked about.
     """
+    held = {
+        fact: [index for index, person in enumerate(scene.persons) if fact.holds(person)] for fact in facts
+    }
     colours: dict[str, set[str]] = {}
     for person in scene.persons:
         for garment, colour in person.worn():
             colours.setdefault(garment, set()).add(colour)
     named = [fact for fact in facts if fact.pair and fact.pair[0] in colours]
-    worn = [fact for fact in named if fact.pair[1] in colours[fact.pair[0]]]
-    among_others = [fact for fact in worn if len(colours[fact.pair[0]]) > 1]
-    in_other_colours = [fact for fact in named if fact not in worn]
+    among_others = [fact for fact in named if held[fact] and len(colours[fact.pair[0]]) > 1]
+    in_other_colours = [fact for fact in named if not held[fact]]
+    slots: dict[str, list[Fact]] = {}
+    for fact in facts:
+        slots.setdefault(fact.slot, []).append(fact)
     asked = set()
     for _ in range(count):
-        pool = rng.choices((among_others, in_other_colours, facts), (5, 2, 3))[0]
-        if pool is facts:
-            person = rng.choice(scene.persons)
-            pool = [fact for fact in facts if fact.holds(person)]
+        pool = rng.choices((among_others, in_other_colours, None), (3, 1, 6))[0]
+        if pool is None:
+            present = rng.random() < _PRESENT_SHARE
+            pool = [fact for fact in rng.choice(list(slots.values())) if bool(held[fact]) == present]
         pool = [fact for fact in pool if fact not in asked]
         if not pool:
             continue
         fact = rng.choice(pool)
         asked.add(fact)
-        holders = [index for index, person in enumerate(scene.persons) if fact.holds(person)]
         words = rng.choice(fact.wordings)
         phrases = [short(fact), f"the person {words}"]
-        if len(holders) > 1:
+        if len(held[fact]) > 1:
             phrases += [f"the people {words}", f"every person {words}"]
-        yield rng.choice(phrases), holders
+        yield rng.choice(phrases), held[fact]
 
 
 def facts_and_names(
