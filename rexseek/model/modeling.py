@@ -241,7 +241,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         """
         images = (pixel_values, pixel_values_aux, object_boxes, num_objects)
         inputs_embeds = self._embeddings(input_ids, inputs_embeds, images)
-        attention_mask = self._checked_mask(attention_mask, branches, inputs_embeds.dtype)
+        attention_mask = self._attention_mask(attention_mask, branches, inputs_embeds.dtype)
         if use_cache is None:
             use_cache = labels is None and not self.training
         if labels is not None:
@@ -274,7 +274,7 @@ class RexSeekForConditionalGeneration(PreTrainedModel, GenerationMixin):
         vocabulary = self.config.text_config.vocab_size
         return self.language_model.loss_function(logits, None, vocabulary, shift_labels=targets, **kwargs)
 
-    def _checked_mask(
+    def _attention_mask(
         self, mask: Tensor | None, branches: Tensor | None, dtype: torch.dtype
     ) -> Tensor | None:
         if branches is not None:

@@ -35,7 +35,7 @@ def single_facts(
     Args:
         facts: those that may be asked about.
     """
-    held = {
+    holders = {
         fact: [index for index, person in enumerate(scene.persons) if fact.holds(person)] for fact in facts
     }
     colours: dict[str, set[str]] = {}
@@ -43,8 +43,8 @@ def single_facts(
         for garment, colour in person.worn():
             colours.setdefault(garment, set()).add(colour)
     named = [fact for fact in facts if fact.pair and fact.pair[0] in colours]
-    among_others = [fact for fact in named if held[fact] and len(colours[fact.pair[0]]) > 1]
-    in_other_colours = [fact for fact in named if not held[fact]]
+    among_others = [fact for fact in named if holders[fact] and len(colours[fact.pair[0]]) > 1]
+    in_other_colours = [fact for fact in named if not holders[fact]]
     slots: dict[str, list[Fact]] = {}
     for fact in facts:
         slots.setdefault(fact.slot, []).append(fact)
@@ -53,7 +53,7 @@ def single_facts(
         pool = rng.choices((among_others, in_other_colours, None), (3, 1, 6))[0]
         if pool is None:
             present = rng.random() < _PRESENT_SHARE
-            pool = [fact for fact in rng.choice(list(slots.values())) if bool(held[fact]) == present]
+            pool = [fact for fact in rng.choice(list(slots.values())) if bool(holders[fact]) == present]
         pool = [fact for fact in pool if fact not in asked]
         if not pool:
             continue
@@ -61,9 +61,9 @@ def single_facts(
         asked.add(fact)
         words = rng.choice(fact.wordings)
         phrases = [short(fact), f"the person {words}"]
-        if len(held[fact]) > 1:
+        if len(holders[fact]) > 1:
             phrases += [f"the people {words}", f"every person {words}"]
-        yield rng.choice(phrases), held[fact]
+        yield rng.choice(phrases), holders[fact]
 
 
 def facts_and_names(
