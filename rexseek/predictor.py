@@ -101,7 +101,7 @@ class RexSeekPredictor:
         folder: str | PathLike,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
-        attn_implementation: Literal["eager", "sdpa"] = "sdpa",
+        attn_implementation: Literal["eager", "sdpa"] | None = None,
         rejection_threshold: float = 0.5,
     ) -> "RexSeekPredictor":
         """Load a checkpoint folder.
@@ -110,7 +110,8 @@ class RexSeekPredictor:
             folder: written by training or `save_pretrained` (config.json, model.safetensors ...).
             device: where the model runs; default the first CUDA device if there is one, else the CPU.
             dtype: of the weights, such as torch.bfloat16; "auto" is the checkpoint's own.
-            attn_implementation: flash-attention takes no mask and so cannot serve packed expressions.
+            attn_implementation: default sdpa; on a CPU with weights of half precision eager, which is there
+                more than twice as quick. Flash-attention takes no mask and cannot serve packed expressions.
             rejection_threshold: see `__init__`.
 
         A checkpoint of stage 1, which teaches captions only, is loaded with a warning.
@@ -118,10 +119,12 @@ class RexSeekPredictor:
         Raises:
             ValueError: `folder` is not a RexSeek checkpoint, or is incomplete or unreadable; no such device.
         """
-        if attn_implementation not in ("eager", "sdpa"):
+        if attn_implementation not in ("eager", "sdpa", None):
             raise ValueError(f"attn_implementation: expected 'eager' or 'sdpa', got {attn_implementation!r}")
         target = _device(device)
-        model = load_model(Path(folder), dtype, attn_implementation)
+        model = load_model(Path(folder), dtype, attn_implementation or "sdpa")
+        if attn_implementation is None and target.type == "cpu" and model.dtype.itemsize < 4:
+            model.set_attn_implementation("eager")
         if _stage(Path(folder)) == 1:
             logger.warning("checkpoint %s is of stage 1: it has learned captions, not to refer", folder)
         return cls(model.to(target), load_processor(Path(folder)), rejection_threshold)

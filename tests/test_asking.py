@@ -200,7 +200,7 @@ class FullDevice(torch.nn.Module):
         self.most, self.failures = most, 0
 
     def check(self, _module, _arguments, values) -> None:
-        if values["position_ids"] is not None and values["inputs_embeds"].shape[1] > self.most:
+        if values["position_ids"] is not None and values["inputs_embeds"][..., 0].numel() > self.most:
             self.failures += 1
             raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
 

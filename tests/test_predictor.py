@@ -202,6 +202,7 @@ def test_from_pretrained_answers_as_before_saving(checkpoint, predictor, pixels,
     assert loaded.refer(pixels, BOXES, "the man").text == predictor.refer(pixels, BOXES, "the man").text
     half = RexSeekPredictor.from_pretrained(checkpoint, device="cpu", dtype=torch.bfloat16)
     assert half.model.dtype == torch.bfloat16
+    assert half.model.language_model.config._attn_implementation == "eager"
     assert half.refer(pixels, BOXES, "the man").status in ("found", "rejected")
 
 

@@ -1,16 +1,17 @@
 """Many expressions about one image: the predictor against plain `generate`, one at a time, in one run.
 
-    OMP_NUM_THREADS=1 python tools/bench_predict.py [--models tiny mid] [--slow 3] [--repeats 3] [--plot FILE]
+    OMP_NUM_THREADS=1 python tools/bench_predict.py [--models tiny mid] [--dtype bfloat16] [--slow 3]
+        [--repeats 3] [--plot FILE]
 
-Same weights, same prompts, greedy, repetition_penalty 1.0, one thread, float32, CPU time. The other side
-loads the image, encodes it and generates anew for every expression, as the released code does; it is timed
-on `--slow` expressions (at least 10 of the tiny model) spread over the list and scaled.
+Same weights, same prompts, greedy, repetition_penalty 1.0, one thread, CPU time; weights in bfloat16 on both
+sides, or in what `--dtype` says. The other side loads the image, encodes it and generates anew for every
+expression, as the released code does; it is timed on `--slow` expressions (at least 10 of the tiny model)
+spread over the list and scaled.
 
 `tiny` is the shipped model on a drawn scene: where free decoding is well-formed, answers must agree. `mid`
 has full-size towers, a language model of Qwen2.5-0.5B's size and random weights. What those say means
-nothing, so: it never rejects, the row of `</objects>` is ten times as long (it then wins about half the
-time: answers name 1, 2, 3 ... objects as real ones do), and the other side generates exactly as many tokens
-as our answer has.
+nothing, so: it never rejects, every answer names two objects, about the mean of HumanRef's expressions, and
+the other side generates exactly as many tokens as our answer has.
 
 The decode part of one expression (`ratio_decode_1`, of the mid model) is, on our side, all behind the cached
 prefix, the question included; on the other, `generate` without the forward pass over its prompt.
@@ -42,7 +43,7 @@ from rexseek import (
 )
 from rexseek.data.toy.language import SUB_DOMAINS, Narrator
 from rexseek.data.toy.write import clear_scene
-from rexseek.tokens import IM_END, OBJECTS_END, parse_answer, question_for
+from rexseek.tokens import IM_END, OBJECT_TOKENS, OBJECTS_END, parse_answer, question_for
 
 TINY = Path(__file__).resolve().parents[1] / "assets" / "tiny" / "stage4"
 QWEN_HALF_BILLION = {
@@ -73,13 +74,23 @@ def draw_scene(count: int) -> tuple[Image.Image, list[list[float]], list[str]]:
     return picture, boxes, list(expressions)[:count]
 
 
-def random_predictor(config: RexSeekConfig) -> RexSeekPredictor:
+def random_predictor(config: RexSeekConfig, dtype: torch.dtype) -> RexSeekPredictor:
     """Random weights and answers of real lengths, see above."""
     torch.manual_seed(0)
-    model = RexSeekForConditionalGeneration(config)
+    model = RexSeekForConditionalGeneration(config).to(dtype)
     processor = RexSeekProcessor.from_tokenizer(AutoTokenizer.from_pretrained(TINY), config)
-    with torch.no_grad():
-        model.get_output_embeddings().weight[processor.tokenizer.convert_tokens_to_ids(OBJECTS_END)] *= 10
+    end, *names = processor.tokenizer.convert_tokens_to_ids([OBJECTS_END, *OBJECT_TOKENS])
+    names, named = torch.tensor(names), 0
+
+    def end_after_two(_model: Any, _arguments: Any, values: dict[str, Any], output: Any) -> None:
+        nonlocal named
+        ids = values.get("input_ids")
+        named = named + 1 if ids is not None and torch.isin(ids, names).all() else 0
+        output.logits[..., end] = 1e4 if named == 2 else -1e4
+
+    model.register_forward_hook(end_after_two, with_kwargs=True)
+    if dtype != torch.float32:
+        model.set_attn_implementation("eager")  # as from_pretrained does
     return RexSeekPredictor(model, processor, rejection_threshold=1.0)
 
 
@@ -224,22 +235,24 @@ def plot(curves: dict[str, dict[int, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=("tiny", "mid"), default=["tiny", "mid"])
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--slow", type=int, default=3, help="expressions that plain generate is timed on")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--plot", type=Path, help="draw the tiny model's cost curves into this picture")
     parsed = parser.parse_args()
     torch.set_num_threads(1)
-    figures: dict[str, Any] = {}
+    dtype = getattr(torch, parsed.dtype)
+    figures: dict[str, Any] = {"dtype": parsed.dtype}
     for name in parsed.models:
         if name == "tiny":
-            predictor = RexSeekPredictor.from_pretrained(TINY, device="cpu")
+            predictor = RexSeekPredictor.from_pretrained(TINY, device="cpu", dtype=dtype)
             figures |= measure(name, predictor, max(parsed.slow, 10), parsed.repeats)
             if parsed.plot is not None:
                 figures["seconds_tiny"] = cost_curves(predictor, parsed.repeats)
                 plot(figures["seconds_tiny"], parsed.plot)
         else:
             config = RexSeekConfig(text_config=Qwen2Config(**QWEN_HALF_BILLION))
-            figures |= measure(name, random_predictor(config), parsed.slow, 1)
+            figures |= measure(name, random_predictor(config, dtype), parsed.slow, 1)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         figures[f"peak_gibibytes_process_{name}"] = round(peak / 2**20, 2)
     print(json.dumps(figures))

@@ -176,11 +176,11 @@ def _decide(
         the grounded branches' logits [G, vocabulary] after `<objects>`.
     """
     read = [(len(question) - 1, len(question) + len(echo) - 1) for question, echo in branches]
-    rows, logits = feed_all(model, prefix, [question + echo for question, echo in branches], read)
+    row_of, logits = feed_all(model, prefix, [question + echo for question, echo in branches], read)
     decision = logits[0::2][:, [vocabulary.refusal, vocabulary.ground]].softmax(-1)  # [N, 2]
     rejection = decision[:, 0].tolist()
     grounded = [branch for branch, probability in enumerate(rejection) if probability <= rejection_threshold]
-    row = rows[0].joined(rows[1:], grounded) if grounded else None
+    row = row_of(grounded) if grounded else None
     return rejection, row, logits[1::2][grounded]
 
 
@@ -197,7 +197,7 @@ def _decode_indices(
         Per branch, the indices in decoding order and their probabilities among the allowed tokens.
     """
     end = len(vocabulary.choices) - 1
-    active = row.branches()
+    active = row.active
     found: dict[int, tuple[list[int], list[float]]] = {branch: ([], []) for branch in active}
     allowed = torch.ones((len(active), end + 1), dtype=torch.bool, device=logits.device)  # [G, O + 1]
     allowed[:, end] = False
@@ -216,7 +216,7 @@ def _decode_indices(
         if active:
             row = row.trimmed(active)
             allowed, fed = allowed[kept], vocabulary.choices[choices[kept]].tolist()
-            logits = row.append(active, [[token] for token in fed], range(len(active)))
+            logits = row.append(dict(zip(active, fed, strict=True)))
     return found
 
 
@@ -237,16 +237,16 @@ def _generate(
     """Greedy continuation of every branch, without the stop token."""
     answers: list[list[int]] = [[] for _ in branches]
     active = list(range(len(branches)))
-    rows, logits = feed_all(model, prefix, branches, [(len(ids) - 1,) for ids in branches])
-    row = rows[0].joined(rows[1:], active)
+    row_of, logits = feed_all(model, prefix, branches, [(len(ids) - 1,) for ids in branches])
+    row = row_of(active)
     for step in range(max_new_tokens):
         chosen = logits.argmax(-1).tolist()
-        pairs = [(branch, token) for branch, token in zip(active, chosen, strict=True) if token != stop]
-        for branch, token in pairs:
+        said = {branch: token for branch, token in zip(active, chosen, strict=True) if token != stop}
+        for branch, token in said.items():
             answers[branch].append(token)
-        active = [branch for branch, _ in pairs]
+        active = list(said)
         if not active or step + 1 == max_new_tokens:
             break
         row = row.trimmed(active)
-        logits = row.append(active, [[token] for _, token in pairs], range(len(active)))
+        logits = row.append(said)
     return answers

@@ -1,18 +1,19 @@
 """Branches packed in one row behind a shared prefix, and how many of them at once.
 
-Dimensions: P prefix tokens, T tokens fed at once, S cached tokens, R positions read.
+Dimensions: C rows side by side, T tokens fed to each, N tokens behind the prefix, R positions read.
 
-Branches are packed exactly as in training: a block mask, and positions that continue from the prefix. The
-prefix is never copied per branch, and branches of different lengths need no padding. A branch attends to the
-prefix and itself only, so its logits equal those it has alone.
+Branches are packed exactly as in training: a block mask, and positions that continue from the prefix. A
+branch attends to the prefix and itself only, so its logits equal those it has alone.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -25,8 +26,10 @@ FEED_TOKENS, FEED_TOKENS_CPU = 4096, 512
 ROW_TOKENS = 8192
 """At most this many tokens are cached behind a prefix at once: questions, echoes and the longest possible
 answers of the branches packed together. More branches take several rows; one branch is never split."""
+_MIN_ROW_TOKENS = 128  # with shorter rows attention is no longer what costs most
+_PADDED = -1  # owner of a filler
 _STEPS = 4  # index tokens that most answers do not exceed: room for so many is made at first
-_SHARE_OF_FREE_MEMORY = 0.5  # of a GPU's, for the cache and attention of a row
+_SHARE_OF_FREE_MEMORY = 0.33  # of a GPU's: rows are fed beside copies of the prefix, then copied into one
 
 Result = TypeVar("Result")
 
@@ -63,84 +66,124 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
 
-class PackedRow:
-    """One row `prefix + branches` with its cache; every forward appends tokens to some of the branches.
+@dataclass(frozen=True)
+class Fed:
+    """Branches fed in one pass: several rows side by side, each `prefix + branches`.
 
-    Args:
-        room: tokens behind the prefix to make room for at first.
+    Attributes:
+        keys_values: per layer, keys and values [C, heads, T, head width] of what follows the prefix.
+        owner: [C, T] branch of each token; `_PADDED` behind a row's end.
+        positions: [C, T].
     """
 
-    def __init__(self, model: PreTrainedModel, prefix: Prefix, room: int) -> None:
+    keys_values: tuple[tuple[Tensor, Tensor], ...]
+    owner: Tensor
+    positions: Tensor
+
+
+class PackedRow:
+    """One row `prefix + branches` with its cache; every forward appends a token to some of the branches.
+
+    Args:
+        fed: holds the branches' beginnings, behind the same prefix.
+        branches: those to take, others are left out.
+    """
+
+    def __init__(self, model: PreTrainedModel, prefix: Prefix, fed: Sequence[Fed], branches: Iterable[int]):
         self.model, self.prefix = model, prefix
-        self.cache = Cache(layers=[RoomyLayer(prefix.length + room) for _ in prefix.keys_values])
-        for layer, (keys, values) in enumerate(prefix.keys_values):
-            self.cache.update(keys, values, layer)
-        self.owner = torch.full((prefix.length,), -1, device=model.device)  # [S] branch of each cached token
-        self.positions = torch.arange(prefix.length, device=model.device)  # [S]
-        self.next_position: dict[int, int] = {}
+        self.active = sorted(set(branches))
+        wanted = torch.tensor(self.active, device=model.device)
+        kept = [torch.isin(part.owner, wanted) for part in fed]  # [C, T] each
+        parts = list(zip(fed, kept, strict=True))
+        self.owner = torch.cat([part.owner[mask] for part, mask in parts])  # [N] of each token
+        self.positions = torch.cat([part.positions[mask] for part, mask in parts])  # [N]
+        self.cache = _cache_behind(prefix, 1, len(self.owner) + _STEPS * len(self.active))
+        for layer in range(len(prefix.keys_values)):
+            states = [
+                torch.cat([part.keys_values[layer][kind].transpose(1, 2)[mask] for part, mask in parts])
+                for kind in (0, 1)
+            ]  # [N, heads, head width] each
+            self.cache.update(*(state.transpose(0, 1)[None] for state in states), layer)
 
-    def append(self, branches: Sequence[int], tokens: Sequence[Sequence[int]], read: Sequence[int]) -> Tensor:
-        """Feed `tokens[i]` to branch `branches[i]`; logits [R, vocabulary] (float32) at the `read` offsets.
-
-        Offsets count the fed tokens of all branches together, in order.
+    def append(self, tokens: Mapping[int, int]) -> Tensor:
+        """Feed one token to each of some branches; logits [tokens, vocabulary] (float32) after each.
 
         Raises:
             RuntimeError: logits that are not finite.
         """
         device = self.model.device
-        owner, positions, ids = [], [], []
-        for branch, new in zip(branches, tokens, strict=True):
-            start = self.next_position.get(branch, self.prefix.length)
-            owner += [branch] * len(new)
-            positions += range(start, start + len(new))
-            ids += new
-            self.next_position[branch] = start + len(new)
-        new_owner, new_positions, new_ids = torch.tensor([owner, positions, ids], device=device)  # [T] each
-        self.owner = torch.cat((self.owner, new_owner))
-        self.positions = torch.cat((self.positions, new_positions))
-        own = (self.owner == new_owner[:, None]) & (self.positions <= new_positions[:, None])  # [T, S]
-        visible = own | (self.owner == -1)
-        mask = torch.zeros(visible.shape, dtype=self.model.dtype, device=device)
-        mask.masked_fill_(~visible, torch.finfo(self.model.dtype).min)
-        output = self.model(
-            input_ids=new_ids[None],
-            attention_mask=mask[None, None],  # additive: a boolean one is silently wrong with eager attention
-            position_ids=new_positions[None],
-            cache=self.cache,
-            use_cache=True,
-            logits_to_keep=torch.tensor(read, device=device),
-        )
-        logits = output.logits[0].float()
-        if not torch.isfinite(logits.sum()):
-            raise RuntimeError(
-                f"the model's logits are not finite (weights in {self.model.dtype}): "
-                "load it with dtype float32 or bfloat16, or check the checkpoint"
-            )
-        return logits
-
-    def joined(self, others: Sequence["PackedRow"], branches: Iterable[int]) -> "PackedRow":
-        """A row with what is cached for `branches` here and in other rows behind the same prefix."""
-        rows, kept_branches = (self, *others), set(branches)
-        wanted = torch.tensor(sorted(kept_branches), device=self.owner.device)
-        columns = [torch.isin(part.owner, wanted).nonzero().squeeze(-1) for part in rows]
-        row = PackedRow(self.model, self.prefix, sum(map(len, columns)) + _STEPS * len(kept_branches))
-        for part, kept in zip(rows, columns, strict=True):
-            for layer, cached in enumerate(part.cache.layers):
-                row.cache.update(cached.keys[:, :, kept], cached.values[:, :, kept], layer)
-            row.owner = torch.cat((row.owner, part.owner[kept]))
-            row.positions = torch.cat((row.positions, part.positions[kept]))
-            row.next_position |= {
-                branch: place for branch, place in part.next_position.items() if branch in kept_branches
-            }
-        return row
-
-    def branches(self) -> list[int]:
-        """The branches that have tokens in the cache, ascending."""
-        return sorted(self.next_position)
+        owner = torch.tensor(list(tokens), device=device)
+        last = torch.where(self.owner == owner[:, None], self.positions, -1).amax(1)
+        self.owner = torch.cat((self.owner, owner))
+        self.positions = torch.cat((self.positions, last + 1))
+        ids = torch.tensor([list(tokens.values())], device=device)
+        every = torch.arange(len(owner), device=device)
+        return _forward(
+            self.model, self.cache, self.prefix, ids, self.owner[None], self.positions[None], every
+        )[0]
 
     def trimmed(self, branches: Sequence[int]) -> "PackedRow":
         """This row, or a smaller one without the others' tokens once more than half of the branches ended."""
-        return self if 2 * len(branches) >= len(self.next_position) else self.joined((), branches)
+        if 2 * len(branches) >= len(self.active):
+            return self
+        return PackedRow(self.model, self.prefix, [self._fed()], branches)
+
+    def _fed(self) -> Fed:
+        keys_values = _behind(self.prefix, self.cache)
+        return Fed(keys_values, self.owner[None], self.positions[None])
+
+
+def _cache_behind(prefix: Prefix, rows: int, room: int) -> Cache:
+    """A cache that begins with the prefix in every row, with room for so many tokens behind it."""
+    cache = Cache(layers=[RoomyLayer(prefix.length + room) for _ in prefix.keys_values])
+    for layer, states in enumerate(prefix.keys_values):
+        cache.update(*(state.expand(rows, -1, -1, -1) for state in states), layer)
+    return cache
+
+
+def _behind(prefix: Prefix, cache: Cache) -> tuple[tuple[Tensor, Tensor], ...]:
+    start = prefix.length
+    return tuple((layer.keys[:, :, start:], layer.values[:, :, start:]) for layer in cache.layers)
+
+
+def _forward(
+    model: PreTrainedModel,
+    cache: Cache,
+    prefix: Prefix,
+    ids: Tensor,
+    owner: Tensor,
+    positions: Tensor,
+    read: Tensor,
+) -> Tensor:
+    """Feed `ids` [C, T]; logits [C, R, vocabulary] (float32) at the offsets `read` [R].
+
+    `owner` and `positions` [C, N] are those of all tokens behind the prefix; the last T are fed.
+
+    Raises:
+        RuntimeError: logits that are not finite.
+    """
+    new_owner, new_positions = (
+        values[:, -ids.shape[1] :, None] for values in (owner, positions)
+    )  # [C, T, 1]
+    visible = (owner[:, None] == new_owner) & (positions[:, None] <= new_positions)  # [C, T, N]
+    visible = nn.functional.pad(visible, (prefix.length, 0), value=True)
+    mask = torch.zeros(visible.shape, dtype=model.dtype, device=model.device)
+    mask.masked_fill_(~visible, torch.finfo(model.dtype).min)
+    output = model(
+        input_ids=ids,
+        attention_mask=mask[:, None],  # additive: a boolean one is silently wrong with eager attention
+        position_ids=new_positions[..., 0],
+        cache=cache,
+        use_cache=True,
+        logits_to_keep=read,
+    )
+    logits = output.logits.float()
+    if not torch.isfinite(logits.sum()):
+        raise RuntimeError(
+            f"the model's logits are not finite (weights in {model.dtype}): "
+            "load it with dtype float32 or bfloat16, or check the checkpoint"
+        )
+    return logits
 
 
 def feed_all(
@@ -148,31 +191,60 @@ def feed_all(
     prefix: Prefix,
     branches: Sequence[Sequence[int]],
     read: Sequence[Sequence[int]],
-) -> tuple[list[PackedRow], Tensor]:
+) -> tuple[Callable[[Iterable[int]], PackedRow], Tensor]:
     """Begin all branches, in forward passes of limited length.
+
+    A token's attention costs what its row has before it, so a row is about as long as the prefix, which is
+    copied for every row. Rows are fed side by side.
 
     Args:
         branches: token ids of each.
-        read: for each branch, offsets in it at which logits are wanted.
+        read: for each branch, offsets in it at which logits are wanted, ascending.
 
     Returns:
-        Rows that hold them, and logits [R, vocabulary].
+        What makes a row to go on with, given the branches wanted in it; and logits [R, vocabulary].
     """
-    rows, logits = [], []
     full, prefix = prefix, prefix.shared_with(branches)
     shared = prefix.length - full.length
-    branches = [ids[shared:] for ids in branches]
-    read = [[offset - shared for offset in offsets] for offsets in read]
+    runs = list(packs([len(ids) - shared for ids in branches], max(prefix.length, _MIN_ROW_TOKENS)))
+    rows = [
+        [(branch, branches[branch][shared:]) for branch in range(*run.indices(len(branches)))] for run in runs
+    ]
+    longest = max(sum(len(ids) for _, ids in row) for row in rows)
     limit = FEED_TOKENS_CPU if model.device.type == "cpu" else FEED_TOKENS
-    for pack in packs([len(ids) for ids in branches], limit):
-        numbers = range(*pack.indices(len(branches)))
-        offsets, start = [], 0
-        for number in numbers:
-            offsets += [start + offset for offset in read[number]]
-            start += len(branches[number])
-        rows.append(PackedRow(model, prefix, start))
-        logits.append(rows[-1].append(numbers, branches[pack], offsets))
-    return rows, torch.cat(logits)
+    at_once = max(1, limit // longest)
+    fed, logits = [], []
+    for start in range(0, len(rows), at_once):
+        part, part_logits = _feed_rows(model, prefix, rows[start : start + at_once], read, shared)
+        fed.append(part)
+        logits.append(part_logits)
+    return partial(PackedRow, model, prefix, fed), torch.cat(logits)
+
+
+def _feed_rows(
+    model: PreTrainedModel,
+    prefix: Prefix,
+    rows: Sequence[Sequence[tuple[int, Sequence[int]]]],
+    read: Sequence[Sequence[int]],
+    shared: int,
+) -> tuple[Fed, Tensor]:
+    """Feed rows of (branch, ids) side by side; logits [R, vocabulary] at `read` less `shared`."""
+    columns: list[list[tuple[int, int, int]]] = []  # owner, position, id of each token, by row
+    wanted: list[tuple[int, int]] = []  # row and offset
+    for number, row in enumerate(rows):
+        tokens: list[tuple[int, int, int]] = []
+        for branch, ids in row:
+            wanted += [(number, len(tokens) + offset - shared) for offset in read[branch]]
+            tokens += [(branch, prefix.length + place, token) for place, token in enumerate(ids)]
+        columns.append(tokens)
+    width = max(map(len, columns))
+    padded = [tokens + [(_PADDED, 0, 0)] * (width - len(tokens)) for tokens in columns]
+    owner, positions, ids = torch.tensor(padded, device=model.device).unbind(-1)  # [C, T] each
+    places, offsets = torch.tensor(wanted, device=model.device).T
+    read_at, chosen = offsets.unique(return_inverse=True)
+    cache = _cache_behind(prefix, len(rows), width)
+    logits = _forward(model, cache, prefix, ids, owner, positions, read_at)
+    return Fed(_behind(prefix, cache), owner, positions), logits[places, chosen]
 
 
 def packs(lengths: Sequence[int], limit: int) -> Iterator[slice]:
