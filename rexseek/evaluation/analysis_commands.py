@@ -7,7 +7,7 @@ import typer
 
 from rexseek.evaluation import curves as curves_module
 from rexseek.evaluation.options import Files, Names, Protocol, Required
-from rexseek.evaluation.shortening import Server, shorten_expressions
+from rexseek.evaluation.shortening import shorten_expressions
 
 Url = Annotated[str, typer.Option(help="OpenAI-compatible, such as http://127.0.0.1:8000/v1.")]
 Model = Annotated[str, typer.Option(help="The language model's name on the server.")]
@@ -26,7 +26,7 @@ def shorten_command(id_key: str, text_key: str) -> Callable[..., None]:
         annotations: Required, output: Required, server: Url, model: Model, workers: Workers = 8
     ) -> None:
         """Delete one descriptor of each expression with a language model, for `predict --rewrites`."""
-        at, keys = Server(server, model), {"id_key": id_key, "text_key": text_key}
-        shorten_expressions(annotations, output, at, **keys, workers=workers)
+        keys = {"id_key": id_key, "text_key": text_key}
+        shorten_expressions(annotations, output, server, model, **keys, workers=workers)
 
     return command

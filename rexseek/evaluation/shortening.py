@@ -6,22 +6,17 @@ is a file for `predict --rewrites`; one written by hand serves as well.
 
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.progress import track
 
 from rexseek.data.jsonl import read_jsonl
 from rexseek.evaluation.prediction_files import drop_unfinished_line
 from rexseek.tokens import check_plain_text
-
-if TYPE_CHECKING:
-    import openai
 
 logger = logging.getLogger(__name__)
 
@@ -35,42 +30,8 @@ INSTRUCTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Server:
-    """An OpenAI-compatible server. The key is read from OPENAI_API_KEY; local servers need none.
-
-    Attributes:
-        url: such as "http://127.0.0.1:8000/v1".
-        model: its name there.
-    """
-
-    url: str
-    model: str
-
-    def chat(self) -> Callable[[list[dict[str, str]]], str]:
-        """A function from messages to the model's answer, greedy.
-
-        Raises:
-            ValueError: (by that function) the server fails or does not answer after some retries.
-        """
-        import openai
-
-        key = os.environ.get("OPENAI_API_KEY", "none")
-        client = openai.OpenAI(base_url=self.url, api_key=key, max_retries=RETRIES, timeout=TIMEOUT_S)
-        return lambda messages: self._answer(client, messages)
-
-    def _answer(self, client: "openai.OpenAI", messages: list[dict[str, str]]) -> str:
-        import openai
-
-        try:
-            answer = client.chat.completions.create(model=self.model, messages=messages, temperature=0)
-        except openai.OpenAIError as error:
-            raise ValueError(f"server {self.url}, model {self.model}: {error}") from error
-        return (answer.choices[0].message.content or "") if answer.choices else ""
-
-
 def shorten_expressions(
-    annotations: Path, output: Path, server: Server, *, id_key: str, text_key: str, workers: int = 8
+    annotations: Path, output: Path, server: str, model: str, *, id_key: str, text_key: str, workers: int = 8
 ) -> int:
     """Write `{"id", "expression", "rewrite", "model"}` for each annotation that has no line in `output` yet.
 
@@ -78,6 +39,9 @@ def shorten_expressions(
 
     Args:
         annotations: JSONL.
+        server: OpenAI-compatible, such as "http://127.0.0.1:8000/v1". The key is read from OPENAI_API_KEY;
+            local servers need none.
+        model: its name there.
         id_key, text_key: where a line holds its id (default: its number from 0) and the expression.
         workers: requests at a time.
 
@@ -88,8 +52,8 @@ def shorten_expressions(
         ValueError: wrong input; the server failed; or some expressions could not be shortened (run it again).
     """
     texts = _expressions(annotations, id_key, text_key)
-    done = _written(output, texts, server.model)
-    chat = server.chat()
+    done = _written(output, texts, model)
+    chat = _chat(server, model)
 
     def rewrite(id_: Any) -> tuple[Any, str | None]:
         return id_, shortened(texts[id_], chat)
@@ -102,7 +66,7 @@ def shorten_expressions(
             if text is None:
                 failed.append(id_)
                 continue
-            line = {"id": id_, "expression": texts[id_], "rewrite": text, "model": server.model}
+            line = {"id": id_, "expression": texts[id_], "rewrite": text, "model": model}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             file.flush()
             written += 1
@@ -110,10 +74,25 @@ def shorten_expressions(
     if failed:
         shown = ", ".join(map(repr, failed[:10])) + (" ..." if len(failed) > 10 else "")
         raise ValueError(
-            f"{output}: {len(failed)} of {len(texts)} expressions were not shortened by {server.model} "
+            f"{output}: {len(failed)} of {len(texts)} expressions were not shortened by {model} "
             f"(ids {shown}); run it again, or write them by hand"
         )
     return written
+
+
+def _chat(server: str, model: str) -> Callable[[list[dict[str, str]]], str]:
+    """From messages to the model's greedy answer; ValueError where the server gives none."""
+    from rexseek.evaluation.mllm.backend import BackendError, ChatBackend
+
+    backend = ChatBackend(server, model, {"temperature": 0}, TIMEOUT_S, RETRIES)
+
+    def answer(messages: list[dict[str, str]]) -> str:
+        try:
+            return backend.ask(messages).text
+        except BackendError as error:
+            raise ValueError(f"server {server}, model {model}: {error}") from error
+
+    return answer
 
 
 def shortened(expression: str, chat: Callable[[list[dict[str, str]]], str]) -> str | None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from rexseek.data.jsonl import read_jsonl
 from rexseek.evaluation.ablations import read_rewrites
 from rexseek.evaluation.curves import refadv_curves
-from rexseek.evaluation.shortening import Server, deletion_problem, shorten_expressions, shortened
+from rexseek.evaluation.shortening import deletion_problem, shorten_expressions, shortened
 from tests.drawn_data import draw_images, write_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,24 +79,24 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("openai")
     monkeypatch.setattr("rexseek.evaluation.shortening.RETRIES", 1)
     Handler.requests = []
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=http.serve_forever, daemon=True).start()
-    yield Server(f"http://127.0.0.1:{http.server_port}/v1", "tiny")
+    yield f"http://127.0.0.1:{http.server_port}/v1"
     http.shutdown()
     http.server_close()
 
 
-def shorten(folder: Path, server: Server, captions: list[str]) -> int:
+def shorten(folder: Path, server: str, captions: list[str]) -> int:
     write_lines(folder / "a.jsonl", [{"normal_caption": caption} for caption in captions])
     keys = {"id_key": "row_idx", "text_key": "normal_caption"}
-    return shorten_expressions(folder / "a.jsonl", folder / "r.jsonl", server, **keys, workers=1)
+    return shorten_expressions(folder / "a.jsonl", folder / "r.jsonl", server, "tiny", **keys, workers=1)
 
 
-def test_shortening_through_a_server(tmp_path: Path, server: Server) -> None:
+def test_shortening_through_a_server(tmp_path: Path, server: str) -> None:
     assert shorten(tmp_path, server, ["the red hat", "dog", "the big cat"]) == 3
     assert Handler.requests == [
         "the red hat",
@@ -112,7 +112,7 @@ def test_shortening_through_a_server(tmp_path: Path, server: Server) -> None:
         shorten(tmp_path, server, ["the blue hat", "dog", "the big cat"])
 
 
-def test_what_is_not_shortened_is_named(tmp_path: Path, server: Server) -> None:
+def test_what_is_not_shortened_is_named(tmp_path: Path, server: str) -> None:
     with pytest.raises(ValueError, match=r"1 of 2 expressions were not shortened by tiny \(ids 1\)"):
         shorten(tmp_path, server, ["the red hat", "the stubborn mule"])
     assert [row["id"] for _, row in read_jsonl(tmp_path / "r.jsonl")] == [0]
@@ -151,7 +151,7 @@ def test_curves(tmp_path: Path) -> None:
         refadv_curves([path], tmp_path / "out")
 
 
-def test_commands(tmp_path: Path, server: Server) -> None:
+def test_commands(tmp_path: Path, server: str) -> None:
     """`shorten`, `predict --rewrites` and `curves` of eval/refadv.py, one after the other."""
     app = runpy.run_path(str(ROOT / "eval/refadv.py"))["app"]
 
@@ -164,7 +164,7 @@ def test_commands(tmp_path: Path, server: Server) -> None:
     row = {"file_name": "a.jpg", "normal_caption": "the red thing", "gt_bbox_xyxy": boxes[0]}
     data = write_lines(tmp_path / "a.jsonl", [{**row, "candidate_boxes": boxes, "distractors": "1"}])
     rewrites, output = tmp_path / "r.jsonl", tmp_path / "p.jsonl"
-    run("shorten", annotations=data, output=rewrites, server=server.url, model=server.model)
+    run("shorten", annotations=data, output=rewrites, server=server, model="tiny")
     run(
         "predict",
         checkpoint=ROOT / "assets/tiny/stage4",
