@@ -118,19 +118,15 @@ class PackedRow:
         self.positions = torch.cat((self.positions, last + 1))
         ids = torch.tensor([list(tokens.values())], device=device)
         every = torch.arange(len(owner), device=device)
-        return _forward(
-            self.model, self.cache, self.prefix, ids, self.owner[None], self.positions[None], every
-        )[0]
+        row = (self.owner[None], self.positions[None])
+        return _finite(_forward(self.model, self.cache, self.prefix, ids, *row, every)[0])
 
     def trimmed(self, branches: Sequence[int]) -> "PackedRow":
         """This row, or a smaller one without the others' tokens once more than half of the branches ended."""
         if 2 * len(branches) >= len(self.active):
             return self
-        return PackedRow(self.model, self.prefix, [self._fed()], branches)
-
-    def _fed(self) -> Fed:
-        keys_values = _behind(self.prefix, self.cache)
-        return Fed(keys_values, self.owner[None], self.positions[None])
+        fed = Fed(_behind(self.prefix, self.cache), self.owner[None], self.positions[None])
+        return PackedRow(self.model, self.prefix, [fed], branches)
 
 
 def _cache_behind(prefix: Prefix, rows: int, room: int) -> Cache:
@@ -155,35 +151,34 @@ def _forward(
     positions: Tensor,
     read: Tensor,
 ) -> Tensor:
-    """Feed `ids` [C, T]; logits [C, R, vocabulary] (float32) at the offsets `read` [R].
+    """Feed `ids` [C, T]; logits [C, R, vocabulary] at the offsets `read` [R].
 
     `owner` and `positions` [C, N] are those of all tokens behind the prefix; the last T are fed.
-
-    Raises:
-        RuntimeError: logits that are not finite.
     """
-    new_owner, new_positions = (
-        values[:, -ids.shape[1] :, None] for values in (owner, positions)
-    )  # [C, T, 1]
-    visible = (owner[:, None] == new_owner) & (positions[:, None] <= new_positions)  # [C, T, N]
+    new_owner, new_positions = (values[:, -ids.shape[1] :] for values in (owner, positions))  # [C, T]
+    own, before = owner[:, None] == new_owner[..., None], positions[:, None] <= new_positions[..., None]
+    visible = own & before  # [C, T, N]
     visible = nn.functional.pad(visible, (prefix.length, 0), value=True)
     mask = torch.zeros(visible.shape, dtype=model.dtype, device=model.device)
     mask.masked_fill_(~visible, torch.finfo(model.dtype).min)
-    output = model(
+    return model(
         input_ids=ids,
         attention_mask=mask[:, None],  # additive: a boolean one is silently wrong with eager attention
-        position_ids=new_positions[..., 0],
+        position_ids=new_positions,
         cache=cache,
         use_cache=True,
         logits_to_keep=read,
-    )
-    logits = output.logits.float()
-    if not torch.isfinite(logits.sum()):
+    ).logits
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """Logits in float32; RuntimeError if some are not finite."""
+    if not torch.isfinite(logits.float().sum()):
         raise RuntimeError(
-            f"the model's logits are not finite (weights in {model.dtype}): "
+            f"the model's logits are not finite (weights in {logits.dtype}): "
             "load it with dtype float32 or bfloat16, or check the checkpoint"
         )
-    return logits
+    return logits.float()
 
 
 def feed_all(
@@ -244,7 +239,7 @@ def _feed_rows(
     read_at, chosen = offsets.unique(return_inverse=True)
     cache = _cache_behind(prefix, len(rows), width)
     logits = _forward(model, cache, prefix, ids, owner, positions, read_at)
-    return Fed(_behind(prefix, cache), owner, positions), logits[places, chosen]
+    return Fed(_behind(prefix, cache), owner, positions), _finite(logits[places, chosen])
 
 
 def packs(lengths: Sequence[int], limit: int) -> Iterator[slice]:
