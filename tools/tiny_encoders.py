@@ -54,7 +54,15 @@ _BATCH = 8  # scenes
 _SPREAD = 1.5  # of region features over regions
 _IGNORE = -100
 # Small things on a person are read worst, and hair is in half of the attribute expressions.
-_WEIGHTS = {"hair colour": 3.0, "hair length": 2.0, "bottom": 2.0, "held": 2.0, "hat": 1.5, "beard": 1.5}
+_WEIGHTS = {
+    "hair colour": 4.0,
+    "hair length": 3.0,
+    "bottom": 3.0,
+    "held": 2.5,
+    "hat": 2.0,
+    "beard": 1.5,
+    "kind": 1.5,
+}
 _DOINGS = (None, "holding hands", "giving", "receiving", "sitting", "cycling", "walking a dog")
 
 

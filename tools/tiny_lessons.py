@@ -198,7 +198,7 @@ def ask_everything(teacher: Teacher, scene: Scene) -> Iterator[tuple[str, object
 
 
 LESSONS = (
-    Lesson("facts", 1050, 20, ask_facts, "grounded"),
-    Lesson("expressions", 1450, 20, ask_expressions, "grounded"),
-    Lesson("everything", 2600, 16, ask_everything, "chat", image=True),
+    Lesson("facts", 700, 20, ask_facts, "grounded"),
+    Lesson("expressions", 1300, 20, ask_expressions, "grounded"),
+    Lesson("everything", 1650, 16, ask_everything, "chat", image=True),
 )

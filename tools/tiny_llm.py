@@ -41,11 +41,12 @@ from rexseek.training.setup import bound_cpu_caches
 
 logger = logging.getLogger(__name__)
 
-WIDTH, LAYERS, HEADS, INNER = 192, 7, 2, 512
+WIDTH, LAYERS, HEADS, HEAD_WIDTH, INNER = 192, 7, 2, 128, 512
 TAUGHT_LAYER = 4  # whose first head is shown what to look at
 _SINE_WIDTH = 480
 _PLACE_SPREAD = 2.4  # with less, places drown in looks and nothing about positions is learned
 _EMBEDDING_SPREAD = 0.3
+_ROPE_THETA = 1e10  # most of a head's channels hardly turn over a prompt: they can compare looks, not places
 _RECALL_WORDS, _RECALL_MAX_STEPS = 48, 2000
 
 
@@ -94,7 +95,12 @@ class Describer(nn.Module):
 
 
 class Student:
-    """The language model with its describer, and one optimizer for all lessons."""
+    """The language model with its describer.
+
+    Muon for the matrices of the layers, AdamW for everything else; the state of both lasts over all lessons.
+    With AdamW alone, narrower heads (96) and a rope_theta of 1e6, 400 steps of facts gave 34 % exact answers
+    to facts, with this 67 % (one run each).
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, phrases: list[str]) -> None:
         config = Qwen2Config(
@@ -103,10 +109,11 @@ class Student:
             num_hidden_layers=LAYERS,
             num_attention_heads=HEADS,
             num_key_value_heads=HEADS,
+            head_dim=HEAD_WIDTH,
             intermediate_size=INNER,
             max_position_embeddings=4096,
             tie_word_embeddings=True,
-            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+            rope_parameters={"rope_type": "default", "rope_theta": _ROPE_THETA},
             initializer_range=0.03,
             eos_token_id=tokenizer.convert_tokens_to_ids(IM_END),
             pad_token_id=tokenizer.pad_token_id,
@@ -116,7 +123,13 @@ class Student:
         self.compiled = torch.compile(self.model.model, dynamic=True)
         self.describer, self.scale = Describer(phrases, tokenizer), 1.0
         self.parameters = [*self.model.parameters(), *self.describer.parameters()]
-        self.optimizer = torch.optim.AdamW(self.parameters, betas=(0.9, 0.98), weight_decay=0.01)
+        matrices = [weight for weight in self.model.model.layers.parameters() if weight.ndim == 2]
+        chosen = set(map(id, matrices))
+        others = [weight for weight in self.parameters if id(weight) not in chosen]
+        self.optimizers = (
+            torch.optim.Muon(matrices, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.01),
+        )
         self.pad_id = tokenizer.pad_token_id or 0
 
     @property
@@ -134,12 +147,14 @@ class Student:
             return (hidden @ self.table.T).float()
 
     def learn(self, loss: Tensor, learning_rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def set_scale(self, words: Tensor) -> None:
         """Object vectors start shorter than word embeddings, not to drown what attention adds to them."""
