@@ -67,9 +67,11 @@ def test_model_runs_saves_and_loads(parts, tmp_path):
     with torch.inference_mode():
         expected = model.eval()(**inputs).logits
         model.save_pretrained(tmp_path / "model")
-        found = RexSeekForConditionalGeneration.from_pretrained(tmp_path / "model").eval()(**inputs).logits
+        loaded = RexSeekForConditionalGeneration.from_pretrained(tmp_path / "model").eval()
+        found = loaded(**inputs).logits
     assert torch.isfinite(expected).all()
-    assert torch.equal(found, expected)
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(found, expected)  # where weights lie in memory decides about the last bits
 
 
 def test_whole_clip_and_open_clip_names(parts, tiny_config):
