@@ -173,12 +173,13 @@ def _forward(
 
 def _finite(logits: Tensor) -> Tensor:
     """Logits in float32; RuntimeError if some are not finite."""
-    if not torch.isfinite(logits.float().sum()):
+    wide = logits.float()
+    if not torch.isfinite(wide.sum()):
         raise RuntimeError(
             f"the model's logits are not finite (weights in {logits.dtype}): "
             "load it with dtype float32 or bfloat16, or check the checkpoint"
         )
-    return logits.float()
+    return wide
 
 
 def feed_all(
